@@ -1,0 +1,124 @@
+"""What a step of a generation is to record and to block, and what came of it.
+
+The denoising loop and the autoregressive one differ in how they choose tokens; here is what they share.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sinks.attention import Ask, Capture, Measure, Observation
+from sinks.masking import SinkMasking, blocked_keys, check_range, eligible_keys
+from sinks.models import Spec
+from sinks.noise import Noise
+from sinks.recording import stack
+
+_log = logging.getLogger(__name__)
+
+Seen = dict[int, Observation]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did; tensors on the model's device.
+
+    tokens: (B, S) int64 after the step, -1 where nothing is written yet.
+    confidence: (B, S) float, NaN where nothing could be placed.
+    incoming: (L', B, H', S) float32 before blocking, NaN where no key is yet; value_norm likewise.
+    blocked: (L, B, H) int64, how many keys were blocked in this step.
+    patterns: (L', B, H', Q, S), or (L', B, Q, S) for the mean over heads, on the CPU. Padding is included: 0 there.
+    """
+
+    index: int
+    tokens: Tensor
+    confidence: Tensor
+    incoming: Tensor | None = None
+    blocked: Tensor | None = None
+    value_norm: Tensor | None = None
+    patterns: Tensor | None = None
+
+
+class Observer:
+    """Capture and sink masking of one generation.
+
+    Args:
+        capture, masking: what was asked for (None: nothing).
+        valid: (B, S) bool of the prompts, where the rows are what is reported (guidance may add further ones).
+        noise: draws of the random control.
+
+    Raises:
+        InputError: a layer or head that the model does not have.
+    """
+
+    def __init__(
+        self, spec: Spec, capture: Capture | None, masking: SinkMasking | None, valid: Tensor, noise: Noise
+    ) -> None:
+        self.spec, self.capture, self.masking, self.noise = spec, capture, masking, noise
+        self.batch = len(valid)
+        if capture is not None:
+            check_range("layer", capture.layers, spec.layers)
+            check_range("head", capture.heads, spec.heads)
+        if masking is not None:
+            check_range("layer", masking.layers, spec.layers)
+            check_range("head", masking.heads, spec.heads)
+            most = int(valid.sum(-1).min()) - 1
+            if masking.top_k is not None and masking.top_k > most:
+                _log.warning("top_k %d would leave no key open: at most %d are blocked", masking.top_k, most)
+
+    @property
+    def kept(self) -> Measure | None:
+        """The column sums that are reported."""
+        return None if self.capture is None else Measure(exclude_self=self.capture.exclude_self)
+
+    @property
+    def judged(self) -> Measure | None:
+        """The column sums that decide what is blocked."""
+        return self.masking.judged if self.masking is not None and self.masking.acts else None
+
+    @property
+    def measures(self) -> frozenset[Measure]:
+        return frozenset(measure for measure in (self.kept, self.judged) if measure is not None)
+
+    def blocked(self, step: int, judged: Tensor | None, valid: Tensor, masked: Tensor, prompt: Tensor) -> Tensor | None:
+        """(L, B, H, S) bool from the column sums of the last step, or None when nothing is blocked at this one."""
+        if self.masking is None or judged is None or not self.masking.acts_at(step):
+            return None
+        eligible = eligible_keys(self.masking, valid, masked, prompt)
+        return blocked_keys(self.masking, judged, eligible, valid, step, self.noise)
+
+    def ask(self, step: int, blocked: Tensor | None) -> Ask:
+        ask = Ask(self.measures, blocked=blocked, path=self.masking.path if self.masking else "scores")
+        if self.capture is None:
+            return ask
+        layers = None if self.capture.layers is None else frozenset(self.capture.layers)
+        patterns = self.capture.patterns if self.capture.keeps_pattern(step) else "none"
+        return replace(ask, patterns=patterns, pattern_layers=layers, value_norm=self.capture.value_norm)
+
+    def report(self, step: Step, seen: Seen, blocked: Tensor | None) -> Step:
+        """The step with everything that was recorded in it."""
+        if self.masking is not None:
+            shape = (self.spec.layers, self.batch, self.spec.heads)
+            none = torch.zeros(shape, dtype=torch.int64, device=step.tokens.device)
+            step = replace(step, blocked=none if blocked is None else blocked[:, : self.batch].sum(-1))
+        if self.capture is None or self.kept is None:
+            return step
+        kept = self.kept
+        step = replace(step, incoming=self._select(seen, lambda layer: layer.columns[kept]))
+        if self.capture.value_norm:
+            step = replace(step, value_norm=self._select(seen, lambda layer: layer.value_norm))
+        if self.capture.keeps_pattern(step.index):
+            by_head = self.capture.patterns == "full"
+            step = replace(step, patterns=self._select(seen, lambda layer: layer.pattern, by_head))
+        return step
+
+    def _select(self, seen: Seen, read: Callable[[Observation], Tensor | None], by_head: bool = True) -> Tensor:
+        """Layers and heads that were asked for, reported rows only."""
+        assert self.capture is not None
+        everything = stack(seen, read, self.capture.layers)[:, : self.batch]
+        heads = self.capture.heads if by_head else None
+        return everything if heads is None else everything[:, :, list(heads)]

@@ -1,0 +1,287 @@
+"""Which tokens a denoising step proposes, and which of them it keeps: the families' schedules and strategies.
+
+A strategy sees logits and returns tensors of fixed shape; nothing in it waits for the device. What it does is what the
+official code does, save where that would destroy data: a position that holds no mask token is never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sinks import detection
+from sinks.errors import InputError
+from sinks.families import AUTOREGRESSIVE
+from sinks.noise import CONFIDENCE, ORDER, Noise
+
+_SUFFIX = "_sink_masked"
+_SYNONYMS = {
+    "gen_length": "gen_len",
+    "max_new_tokens": "gen_len",
+    "block_length": "block_len",
+    "diffusion_steps": "steps",
+    "alg": "remasking",
+}
+_LLADA_OPTIONS = {"logits_eos_inf": False, "confidence_eos_eot_inf": False, "eos_eot_last": False}
+_OPTIONS: dict[str, dict[str, object]] = {
+    "LLaDA": {**_LLADA_OPTIONS},
+    "MMaDA": {"eot_token": None},
+    "Dream": {"eps": 1e-3, "top_p": None, "top_k": None, "alg_temp": None},
+    AUTOREGRESSIVE: {"top_p": None, "top_k": None},
+}
+REMASKING = {
+    "LLaDA": ("low_confidence", "random"),
+    "MMaDA": ("low_confidence", "random"),
+    "Dream": ("entropy", "maskgit_plus", "topk_margin", "origin"),
+    AUTOREGRESSIVE: ("next_token",),
+}
+_BLOCKWISE = ("LLaDA", "MMaDA")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Every setting of a generation, resolved; make it with :func:`resolve`.
+
+    LLaDA: ``logits_eos_inf`` (end-of-text is never proposed) and ``confidence_eos_eot_inf`` are upstream's, faults
+    included; ``eos_eot_last`` does what the latter is meant to: end tokens are kept only when nothing else is left.
+    MMaDA: ``eot_token`` ends a row after the first block whose last token it is. Dream: ``eps`` (end of the noise
+    schedule), ``top_p``, ``top_k``, ``alg_temp`` (temperature of the choice among positions).
+    """
+
+    family: str
+    steps: int
+    gen_len: int
+    block_len: int
+    temperature: float = 0.0
+    cfg_scale: float = 0.0
+    remasking: str = "low_confidence"
+    seed: int = 0
+    sink_masked: bool = False
+    logits_eos_inf: bool = False
+    confidence_eos_eot_inf: bool = False
+    eos_eot_last: bool = False
+    eot_token: int | None = None
+    eps: float = 1e-3
+    top_p: float | None = None
+    top_k: int | None = None
+    alg_temp: float | None = None
+
+
+def resolve(family: str, **settings: object) -> Sampling:
+    """Settings in the family's or in upstream's words, checked and completed.
+
+    Raises:
+        InputError: an unknown setting (the known ones are listed), or a value that cannot be used.
+    """
+    common = {"steps": None, "gen_len": 128, "block_len": 32, "temperature": 0.0, "cfg_scale": 0.0}
+    defaults = {**common, "remasking": None, "seed": 0, **_OPTIONS[family]}
+    given = {_SYNONYMS.get(name, name): value for name, value in settings.items()}
+    unknown = sorted(set(given) - set(defaults))
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is no setting of {family}; known are {', '.join(defaults)}")
+    values = {**defaults, **given}
+    if values["steps"] is None:
+        values["steps"] = values["gen_len"]
+    if family not in _BLOCKWISE:
+        values["block_len"] = values["gen_len"]
+    if family == AUTOREGRESSIVE:
+        values["steps"] = values["gen_len"]
+    name = str(values["remasking"] or REMASKING[family][0])
+    values["sink_masked"] = name.endswith(_SUFFIX) and family in _BLOCKWISE
+    values["remasking"] = name.removesuffix(_SUFFIX) if values["sink_masked"] else name
+    sampling = Sampling(family=family, **values)  # type: ignore[arg-type]
+    _check(sampling)
+    return sampling
+
+
+def _check(s: Sampling) -> None:
+    for name in ("steps", "gen_len", "block_len"):
+        value = getattr(s, name)
+        if value != int(value) or value < 1:
+            raise InputError(f"{name} is {value}; it must be 1 or more")
+    if s.remasking not in REMASKING[s.family]:
+        allowed = list(REMASKING[s.family])
+        if s.family in _BLOCKWISE:
+            allowed += [name + _SUFFIX for name in allowed]
+        raise InputError(f"remasking {s.remasking!r} is unknown to {s.family}; use one of {', '.join(allowed)}")
+    if s.gen_len % s.block_len:
+        raise InputError(f"gen_len {s.gen_len} is not divisible by block_len {s.block_len}")
+    blocks = s.gen_len // s.block_len
+    if s.steps % blocks:
+        raise InputError(f"steps {s.steps} is not divisible by the {blocks} blocks of gen_len/block_len")
+    _check_numbers(s)
+
+
+def _check_numbers(s: Sampling) -> None:
+    for name in ("temperature", "cfg_scale", "alg_temp"):
+        value = getattr(s, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise InputError(f"{name} is {value}; it must be a number of 0 or more")
+    if s.family not in _BLOCKWISE and s.cfg_scale:
+        raise InputError(f"cfg_scale is {s.cfg_scale}, but {s.family} has no classifier-free guidance; leave it at 0")
+    if s.top_p is not None and not 0 < s.top_p <= 1:
+        raise InputError(f"top_p is {s.top_p}; it must lie above 0 and be at most 1")
+    if s.top_k is not None and s.top_k < 1:
+        raise InputError(f"top_k is {s.top_k}; it must be 1 or more")
+    if not 0 <= s.eps < 1:
+        raise InputError(f"eps is {s.eps}; it must be at least 0 and below 1")
+
+
+class Remasking(Protocol):
+    """One family's way through a generation; tensors are (B, S) unless said otherwise."""
+
+    def eligible(self, masked: Tensor, step: int) -> Tensor:
+        """bool: the positions that may be filled at this step."""
+
+    def propose(self, logits: Tensor, positions: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Token and confidence at every position, from logits (B, S, V) that predict these very positions."""
+
+    def choose(self, confidence: Tensor, eligible: Tensor, positions: Tensor, step: int) -> Tensor:
+        """bool: the positions that keep their proposal."""
+
+    def finished(self, tokens: Tensor, step: int) -> Tensor:
+        """(B, 1) bool after a step: the rows that take no further tokens from now on."""
+
+
+class BlockwiseRemasking:
+    """LLaDA and MMaDA: blocks from left to right, a fixed number of tokens per step, the most confident first."""
+
+    def __init__(self, sampling: Sampling, ends: tuple[int | None, int | None], length: int, noise: Noise) -> None:
+        self.s, (self.eos, self.eot), self.noise = sampling, ends, noise
+        self.start = length - sampling.gen_len
+        blocks = sampling.gen_len // sampling.block_len
+        self.steps_per_block = sampling.steps // blocks
+        share, rest = divmod(sampling.block_len, self.steps_per_block)
+        self.schedule = [share + (step < rest) for step in range(self.steps_per_block)]
+
+    def _block_end(self, step: int) -> int:
+        return self.start + (step // self.steps_per_block + 1) * self.s.block_len
+
+    def eligible(self, masked: Tensor, step: int) -> Tensor:
+        return masked & (torch.arange(masked.shape[1], device=masked.device) < self._block_end(step))
+
+    def propose(self, logits: Tensor, positions: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        if self.s.logits_eos_inf:
+            logits = _without(logits, self.eos)
+        tokens = self._tokens(logits, positions, step)
+        if self.s.remasking == "random":
+            return tokens, self.noise.over_positions(CONFIDENCE, step, positions).float()
+        if self.s.confidence_eos_eot_inf:
+            # Upstream touches the noisy logits of one end token and the plain ones of the other: the same tensor only
+            # at temperature 0 (LLaDA issue 137).
+            logits = _without(logits, self.eot)
+            logits = _without(logits, self.eos) if self.s.temperature == 0 else logits
+        exact = torch.float64 if self.s.family == "MMaDA" else logits.dtype
+        confidence = logits.to(exact).softmax(-1).gather(-1, tokens[..., None])[..., 0]
+        if self.s.eos_eot_last:
+            confidence = confidence - 2.0 * ((tokens == self.eos) | (tokens == self.eot))
+        return tokens, confidence
+
+    def _tokens(self, logits: Tensor, positions: Tensor, step: int) -> Tensor:
+        if self.s.temperature == 0:
+            return logits.argmax(-1)
+        # Upstream's exp(logits) / (-ln U)^temperature in float64, under a logarithm that changes no order.
+        draws = self.noise.over_tokens(step, positions, logits.shape[-1])
+        return (logits.double() - self.s.temperature * torch.log(-torch.log(draws))).argmax(-1)
+
+    def choose(self, confidence: Tensor, eligible: Tensor, positions: Tensor, step: int) -> Tensor:
+        # topk, not a stable sort: where confidences tie (in bfloat16 they often do) its order is upstream's order.
+        count = self.schedule[step % self.steps_per_block]
+        best = confidence.masked_fill(~eligible, -torch.inf).topk(count).indices
+        return eligible & torch.zeros_like(eligible).scatter(1, best, True)
+
+    def finished(self, tokens: Tensor, step: int) -> Tensor:
+        if self.s.eot_token is None or (step + 1) % self.steps_per_block:
+            return torch.zeros_like(tokens[:, :1], dtype=torch.bool)
+        return tokens[:, self._block_end(step) - 1, None] == self.s.eot_token
+
+
+class ScheduledRemasking:
+    """Dream: no blocks; how many tokens a step fills follows a noise schedule t from 1 to eps."""
+
+    def __init__(self, sampling: Sampling, noise: Noise) -> None:
+        self.s, self.noise = sampling, noise
+        self.times = torch.linspace(1, sampling.eps, sampling.steps + 1)
+
+    def eligible(self, masked: Tensor, step: int) -> Tensor:
+        return masked
+
+    def propose(self, logits: Tensor, positions: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        if self.s.temperature > 0:
+            logits = logits / self.s.temperature
+        probabilities = restrict(logits, self.s).softmax(-1)
+        if self.s.temperature > 0:
+            draws = self.noise.over_tokens(step, positions, logits.shape[-1])
+            tokens = (probabilities.double().log() - torch.log(-torch.log(draws))).argmax(-1)
+        else:
+            tokens = probabilities.argmax(-1)
+        chosen = probabilities.gather(-1, tokens[..., None])[..., 0]
+        return tokens, _CONFIDENCE.get(self.s.remasking, lambda _, chosen: chosen)(probabilities, chosen)
+
+    def choose(self, confidence: Tensor, eligible: Tensor, positions: Tensor, step: int) -> Tensor:
+        now, then = self.times[step], self.times[step + 1]
+        fraction = 1 - then / now
+        last = step == self.s.steps - 1
+        if self.s.remasking == "origin":
+            draws = self.noise.over_positions(CONFIDENCE, step, positions).float()
+            return eligible & (last | (draws < fraction))
+        masks = eligible.sum(-1, keepdim=True).float()
+        count = (masks if last else masks * fraction).long()
+        if self.s.alg_temp:
+            # Drawing without replacement from a softmax is taking the largest after adding Gumbel noise.
+            draws = self.noise.over_positions(ORDER, step, positions)
+            confidence = confidence.double() / self.s.alg_temp - torch.log(-torch.log(draws))
+        return detection.select(confidence, eligible, count)
+
+    def finished(self, tokens: Tensor, step: int) -> Tensor:
+        return torch.zeros_like(tokens[:, :1], dtype=torch.bool)
+
+
+def _margin(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    first, second = probabilities.topk(2).values.unbind(-1)
+    return first - second
+
+
+def _negative_entropy(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    return (probabilities * torch.log(probabilities + 1e-10)).sum(-1)
+
+
+_CONFIDENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "topk_margin": _margin,
+    "entropy": _negative_entropy,
+}
+
+
+def _without(logits: Tensor, token: int | None) -> Tensor:
+    """The logits with one token impossible."""
+    if token is None:
+        raise InputError("the checkpoint names no end token (eos, eot) that this option needs; pass it to sinks.load")
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    return logits.masked_fill(ids == token, -torch.inf)
+
+
+def restrict(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Nucleus (top_p) and then top_k filtering of (…, V) logits, as far as they are set."""
+    return _top_k(_top_p(logits, sampling.top_p), sampling.top_k)
+
+
+def _top_p(logits: Tensor, p: float | None) -> Tensor:
+    """Keep the most probable tokens until their sum exceeds p, the one that crosses the line included."""
+    if p is None or p >= 1:
+        return logits
+    ordered, order = logits.sort(descending=True)
+    total = ordered.softmax(-1).cumsum(-1)
+    drop = (total > p).roll(1, -1)
+    drop[..., 0] = False
+    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), torch.finfo(logits.dtype).min)
+
+
+def _top_k(logits: Tensor, k: int | None) -> Tensor:
+    if k is None:
+        return logits
+    least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
+    return logits.masked_fill(logits < least, torch.finfo(logits.dtype).min)

@@ -1,0 +1,260 @@
+"""The one denoising loop: every family, with or without capture, with or without sink masking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinks import autoregressive
+from sinks.attention import Capture
+from sinks.errors import InputError
+from sinks.masking import SinkMasking
+from sinks.models import LanguageModel
+from sinks.noise import Noise
+from sinks.observer import Observer, Seen, Step
+from sinks.recording import columns
+from sinks.remasking import BlockwiseRemasking, Remasking, Sampling, ScheduledRemasking
+from sinks.remasking import resolve as resolve
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Where a generation starts: left-padded prompts, then room for what is generated.
+
+    tokens: (B, S) int64; valid: (B, S) bool, False = padding; prompt_lengths: one per row, without padding.
+    """
+
+    tokens: Tensor
+    valid: Tensor
+    prompt_lengths: list[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation; tensors on the CPU, T steps, S positions (padding included).
+
+    tokens: (B, S) int64; trajectory: (T+1, B, S) ids before the first and after every step.
+    confidence: (T, B, S) float32, NaN where no token could be placed.
+    incoming: (T, L', B, H', S) float32 or None; value_norm likewise; blocked: (T, L, B, H) int64 or None.
+    patterns: by step, (L', B, H', S, S) or (L', B, S, S). text: one string per row when there is a tokenizer.
+    """
+
+    tokens: Tensor
+    trajectory: Tensor
+    confidence: Tensor
+    incoming: Tensor | None
+    blocked: Tensor | None
+    value_norm: Tensor | None
+    patterns: dict[int, Tensor]
+    text: list[str] | None
+
+
+def generate(
+    lm: LanguageModel,
+    prompts_or_ids: str | Sequence[str] | Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    capture: Capture | None = None,
+    masking: SinkMasking | None = None,
+    items: Sequence[int] | None = None,
+    **settings: object,
+) -> Generation:
+    """Generate, and keep what was asked for in memory.
+
+    Args:
+        prompts_or_ids: one message, several (the checkpoint's chat format is put around them), or ids (B, P) int64,
+            to which nothing is added.
+        attention_mask: (B, P), 0 = padding; only with ids.
+        capture, masking: what to record and what to block (None: nothing).
+        items: which item of a data set each row is; random draws belong to (seed, item). Default: 0, 1, …
+        settings: ``steps``, ``gen_len``, ``block_len``, ``temperature``, ``cfg_scale``, ``remasking``, ``seed`` and
+            the family's own, see :func:`sinks.remasking.resolve`. The default number of steps is ``gen_len``.
+
+    Raises:
+        InputError: a setting that cannot be used, an unknown mask id, a prompt longer than the model's positions.
+    """
+    sampling = resolve(lm.spec.family, **settings)
+    if isinstance(prompts_or_ids, Tensor):
+        canvas = _canvas_of_ids(lm, prompts_or_ids, attention_mask, sampling)
+    else:
+        texts = [prompts_or_ids] if isinstance(prompts_or_ids, str) else list(prompts_or_ids)
+        canvas = lay_out(lm, [lm.encode(text) for text in texts], sampling)
+    return _collect(lm, canvas, sampling, denoise(lm, canvas, sampling, capture, masking, items))
+
+
+def lay_out(lm: LanguageModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Canvas:
+    """Prompts of any lengths side by side, left-padded, followed by ``gen_len`` positions to fill."""
+    if not prompts or not all(prompts):
+        raise InputError("a prompt is empty" if prompts else "there are no prompts")
+    longest = max(len(prompt) for prompt in prompts)
+    # What stands in a padded place is never seen; any id of the vocabulary will do when the checkpoint names none.
+    filler = lm.spec.pad_token_id or 0
+    rows = [[filler] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return _canvas_of_ids(lm, torch.tensor(rows, dtype=torch.int64), mask, sampling)
+
+
+def _canvas_of_ids(lm: LanguageModel, ids: Tensor, mask: Tensor | None, sampling: Sampling) -> Canvas:
+    if ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
+        raise InputError(f"prompt ids must be integers of shape (batch, length), not {ids.dtype} {tuple(ids.shape)}")
+    valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device).bool()
+    if valid.shape != ids.shape:
+        raise InputError(f"attention_mask has shape {tuple(valid.shape)}, the prompts {tuple(ids.shape)}")
+    lengths = valid.sum(-1).tolist()
+    if min(lengths) < 1:
+        raise InputError(f"prompt {lengths.index(0)} is empty")
+    if max(lengths) + sampling.gen_len > lm.spec.max_positions:
+        raise InputError(
+            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with gen_len {sampling.gen_len} that is "
+            f"more than the model's {lm.spec.max_positions} positions"
+        )
+    if not 0 <= int(ids.min()) <= int(ids.max()) < lm.spec.vocab_size:
+        raise InputError(f"prompt ids must lie between 0 and {lm.spec.vocab_size - 1}")
+    empty = autoregressive.UNWRITTEN if lm.spec.attention == "causal" else _mask_id(lm)
+    room = torch.full((len(ids), sampling.gen_len), empty, dtype=torch.int64, device=ids.device)
+    return Canvas(torch.cat([ids.long(), room], 1), torch.cat([valid, torch.ones_like(room).bool()], 1), lengths)
+
+
+def _mask_id(lm: LanguageModel) -> int:
+    if lm.spec.mask_token_id is None:
+        raise InputError(f"{lm.checkpoint} names no mask token; pass mask_token_id to sinks.load")
+    return lm.spec.mask_token_id
+
+
+def denoise(
+    lm: LanguageModel,
+    canvas: Canvas,
+    sampling: Sampling,
+    capture: Capture | None = None,
+    masking: SinkMasking | None = None,
+    items: Iterable[int] | None = None,
+) -> Iterator[Step]:
+    """The loop, a step at a time; nothing of a step is kept here once it was given away.
+
+    A causal model goes from left to right instead, one token a step (:mod:`sinks.autoregressive`).
+    """
+    if masking is None and sampling.sink_masked:
+        masking = SinkMasking(top_k=1)
+    rows = range(len(canvas.tokens)) if items is None else items
+    item_ids = torch.tensor(list(rows), dtype=torch.int64, device=lm.device)
+    guided = 2 if sampling.cfg_scale > 0 else 1
+    control = Noise(masking.seed if masking else 0, item_ids.repeat(guided))
+    observer = Observer(lm.spec, capture, masking, canvas.valid, control)
+    loop = autoregressive.Decoding if lm.spec.attention == "causal" else _Denoising
+    return loop(lm, canvas.tokens, canvas.valid, sampling, observer, Noise(sampling.seed, item_ids)).run()
+
+
+class _Denoising:
+    """The state of one generation between its steps."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        tokens: Tensor,
+        valid: Tensor,
+        sampling: Sampling,
+        observer: Observer,
+        noise: Noise,
+    ) -> None:
+        self.lm, self.sampling, self.observer, self.mask_id = lm, sampling, observer, _mask_id(lm)
+        self.tokens, self.valid = tokens.to(lm.device), valid.to(lm.device)
+        self.given = (self.tokens != self.mask_id) & self.valid
+        self.padded = not bool(valid.all())
+        # Counted without padding, so that a padded row is what it would be alone.
+        self.positions = (self.valid.cumsum(-1) - 1).clamp_min(0)
+        self.strategy = _strategy(lm, sampling, tokens.shape[1], noise)
+        # With guidance the batch is doubled: conditional rows first, then the same rows without their prompt.
+        self.copies = 2 if sampling.cfg_scale > 0 else 1
+        self.judged: Tensor | None = None
+        self.done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=lm.device)
+
+    def run(self) -> Iterator[Step]:
+        for index in range(self.sampling.steps):
+            yield self._step(index)
+
+    @torch.inference_mode()
+    def _step(self, index: int) -> Step:
+        eligible = self.strategy.eligible((self.tokens == self.mask_id) & self.valid, index) & ~self.done
+        blocked = self._blocked(index)
+        logits, seen = self._forward(index, blocked)
+        proposal, confidence = self.strategy.propose(logits, self.positions, index)
+        chosen = self.strategy.choose(confidence, eligible, self.positions, index) & eligible
+        self.tokens = torch.where(chosen, proposal, self.tokens)
+        self.done = self.done | self.strategy.finished(self.tokens, index)
+        step = Step(index, self.tokens, confidence.masked_fill(~eligible, torch.nan))
+        return self.observer.report(step, seen, blocked)
+
+    def _inputs(self) -> Tensor:
+        if self.copies == 1:
+            return self.tokens
+        return torch.cat([self.tokens, self.tokens.masked_fill(self.given, self.mask_id)])
+
+    def _copied(self, rows: Tensor) -> Tensor:
+        return rows.repeat(self.copies, 1)
+
+    def _blocked(self, index: int) -> Tensor | None:
+        prompt = torch.zeros_like(self.valid)
+        prompt[:, : -self.sampling.gen_len] = True
+        masked = self._inputs() == self.mask_id
+        return self.observer.blocked(index, self.judged, self._copied(self.valid), masked, self._copied(prompt))
+
+    def _forward(self, index: int, blocked: Tensor | None) -> tuple[Tensor, Seen]:
+        """Logits (B, S, V) that predict their own position, and what the layers showed."""
+        valid, positions = self._copied(self.valid), self._copied(self.positions)
+        masks = {"attention_mask": valid, "position_ids": positions} if self.padded else {}
+        with self.lm.probe.asked(self.observer.ask(index, blocked)) as seen:
+            logits = self.lm.model(self._inputs(), use_cache=False, **masks).logits
+        judged = self.observer.judged
+        if judged is not None:
+            self.judged = columns(seen, judged)
+        if self.copies == 2:
+            conditional, without_prompt = logits.chunk(2)
+            logits = without_prompt + (self.sampling.cfg_scale + 1) * (conditional - without_prompt)
+        if self.lm.spec.shift == "next":
+            logits = torch.cat([logits[:, :1], logits[:, :-1]], 1)
+        return logits, seen
+
+
+def _strategy(lm: LanguageModel, sampling: Sampling, length: int, noise: Noise) -> Remasking:
+    if sampling.family == "Dream":
+        return ScheduledRemasking(sampling, noise)
+    return BlockwiseRemasking(sampling, (lm.spec.eos_token_id, lm.spec.eot_token_id), length, noise)
+
+
+_STACKED = ("confidence", "incoming", "blocked", "value_norm")
+
+
+def _collect(lm: LanguageModel, canvas: Canvas, sampling: Sampling, steps: Iterator[Step]) -> Generation:
+    trajectory = [canvas.tokens.cpu()]
+    parts: dict[str, list[Tensor | None]] = {name: [] for name in _STACKED}
+    patterns = {}
+    for step in steps:
+        trajectory.append(step.tokens.cpu())
+        for name, kept in parts.items():
+            value = getattr(step, name)
+            kept.append(None if value is None else value.cpu())
+        if step.patterns is not None:
+            patterns[step.index] = step.patterns
+    text = None
+    if lm.tokenizer is not None:
+        text = [lm.decode(row[-sampling.gen_len :].tolist()) for row in trajectory[-1]]
+    confidence, incoming, blocked, value_norm = (_stacked(parts[name]) for name in _STACKED)
+    assert confidence is not None
+    return Generation(
+        tokens=trajectory[-1],
+        trajectory=torch.stack(trajectory),
+        confidence=confidence,
+        incoming=incoming,
+        blocked=blocked,
+        value_norm=value_norm,
+        patterns=patterns,
+        text=text,
+    )
+
+
+def _stacked(parts: list[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.stack(found) if found else None
