@@ -7,7 +7,7 @@ A further way to compute (a GPU kernel, say) is one more entry of ``PATHS`` with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +24,16 @@ NAME = "sinks"
 PATTERNS = ("none", "mean", "full")
 _CHUNK_BYTES = 32 * 2**20  # scores held at once by the chunked path
 _OTHER_MATHEMATICS = ("softcap", "s_aux", "position_bias", "alibi")
+
+
+def check_indices(name: str, chosen: Collection[int] | None) -> None:
+    """InputError unless it is None or a collection of at least one index."""
+    if chosen is None:
+        return
+    if not isinstance(chosen, Sequence | Set | range) or not chosen:
+        raise InputError(f"{name}={chosen!r} must be a list of one or more indices, or None for all")
+    if not all(isinstance(index, int) and index >= 0 for index in chosen):
+        raise InputError(f"{name}={chosen!r} must hold whole numbers of 0 or more")
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Capture:
     def __post_init__(self) -> None:
         if self.patterns not in PATTERNS:
             raise InputError(f"patterns={self.patterns!r} is unknown; use one of {', '.join(PATTERNS)}")
+        for name in ("layers", "heads", "steps"):
+            check_indices(f"Capture.{name}", getattr(self, name))
 
     def keeps_pattern(self, step: int) -> bool:
         return self.patterns != "none" and (self.steps is None or step in self.steps)
@@ -221,6 +233,7 @@ def attention(
     probe: Probe = module.probe  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 where the rotary embedding was (models.py)
     output, seen = PATHS[probe.compute](query, key, value, scale, visible, probe.ask, layer)
     if probe.ask.value_norm:
         seen.value_norm = value.float().norm(dim=-1).repeat_interleave(query.shape[1] // key.shape[1], 1)

@@ -42,7 +42,7 @@ class Decoding:
         self.prompt_length = tokens.shape[1] - sampling.gen_len
         self.ends = torch.tensor(sorted(lm.spec.end_token_ids), dtype=torch.int64, device=lm.device)
         self.done = torch.zeros(len(tokens), dtype=torch.bool, device=lm.device)
-        self.cache = DynamicCache(config=lm.model.config)
+        self.cache = DynamicCache()  # without the config, so that a sliding window hides keys but never drops them
         self.sums: dict[Measure, Tensor] = {}
 
     def run(self) -> Iterator[Step]:
@@ -57,7 +57,7 @@ class Decoding:
                 step = replace(step, index=index, confidence=nowhere, blocked=none, patterns=None)
             yield step
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _step(self, index: int) -> Step:
         keys = self.prompt_length + index  # that exist now; the new token becomes one at the next step
         blocked = self._blocked(index, keys)
@@ -69,8 +69,8 @@ class Decoding:
         )
         self.tokens[:, keys] = token.masked_fill(self.done, UNWRITTEN)
         confidence[:, keys] = probability.masked_fill(self.done, torch.nan)
-        self.valid[:, keys] = ~self.done
         self.done = self.done | torch.isin(token, self.ends)
+        self.valid[:, keys] = ~self.done  # a row that has ended is never asked again, so its end is no key
         step = self.observer.report(Step(index, self.tokens, confidence), seen, blocked)
         return self._accumulated(step, keys)
 
@@ -82,7 +82,7 @@ class Decoding:
         prompt = torch.arange(before, device=self.tokens.device).expand(len(self.tokens), -1) < self.prompt_length
         valid, nothing = self.valid[:, :before], torch.zeros_like(prompt)
         blocked = self.observer.blocked(index, judged, valid, nothing, prompt)
-        return None if blocked is None else F.pad(blocked, (0, 1))
+        return None if blocked is None else F.pad(blocked & ~self.done[:, None, None], (0, 1))
 
     def _forward(self, index: int, keys: int, blocked: Tensor | None) -> tuple[Tensor, Seen]:
         """Logits (B, V) for the next token. The first pass takes the prompt, every later one the newest token."""
@@ -128,8 +128,10 @@ class Decoding:
         return replace(step, incoming=self._grown(incoming, keys), value_norm=self._grown(step.value_norm, keys))
 
     def _grown(self, values: Tensor | None, keys: int) -> Tensor | None:
-        """(…, S) with NaN beyond the keys of this step, and where a row that has ended wrote nothing."""
+        """(…, S) with NaN beyond the keys of this step, and where a row that has ended has none."""
         if values is None:
             return None
         values = F.pad(values, (0, self.tokens.shape[1] - keys), value=torch.nan)
-        return values.masked_fill((self.tokens < 0)[:, None, :], torch.nan)
+        absent = ~self.valid
+        absent[:, : self.prompt_length] = False
+        return values.masked_fill(absent[:, None, :], torch.nan)

@@ -37,6 +37,7 @@ class Family:
         only: options that would change the mathematics, with the values that do not.
         must_be_set: options whose official default is another value, so that a missing one is no answer.
         shift: "next" if the logits at a position predict the token after it, "none" if its own.
+        rotary_float32: whether the official code rotates queries and keys in float32 whatever the model's dtype.
         turn_end: the token that ends a turn.
         chat_template: replaces the tokenizer's own, where the official scripts set one by hand.
     """
@@ -50,6 +51,7 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     must_be_set: tuple[str, ...] = ()
     shift: str = "none"
+    rotary_float32: bool = False
     turn_end: str | None = None
     chat_template: str | None = None
 
@@ -181,6 +183,7 @@ LLADA = Family(
     key_mapping=_LLADA_NAMES,
     only=_LLADA_ONLY,
     must_be_set=_LLADA_SET,
+    rotary_float32=True,
     turn_end="<|eot_id|>",
 )
 MMADA = Family(
@@ -192,6 +195,7 @@ MMADA = Family(
     key_mapping=_LLADA_NAMES,
     only=_LLADA_ONLY,
     must_be_set=_LLADA_SET,
+    rotary_float32=True,
     turn_end="<|eot_id|>",
     chat_template=_MMADA_TEMPLATE,
 )
@@ -239,6 +243,7 @@ def family_of(official: Mapping[str, Any]) -> Family | None:
     ``architectures`` decides where it is given: families with different mathematics share a ``model_type``.
     """
     names = official.get("architectures") or []
+    names = [names] if isinstance(names, str) else names
     for family in FAMILIES.values():
         if any(name in family.architectures for name in names):
             return family

@@ -56,7 +56,8 @@ def loglikelihood(
         InputError: an autoregressive model, an empty target, settings that do not go together.
     """
     prompt, target = _ids(prompt), _ids(target)
-    _check(lm, target, mc_num, batch_size, nll_type, log_type)
+    _check_ids(lm, prompt, target)
+    _check(lm, mc_num, batch_size, nll_type, log_type, cfg_scale)
     generator = torch.Generator().manual_seed(seed)
     batches = max(mc_num // batch_size, 1)
     drawn: Iterator[_Batch]
@@ -86,17 +87,38 @@ def is_greedy(
     return torch.equal(g.tokens[0, -n:], target)
 
 
+@torch.inference_mode()
+def exact(lm: LanguageModel, prompt: Tensor | Sequence[int], target: Tensor | Sequence[int]) -> tuple[float, bool]:
+    """log p(target | prompt) of an autoregressive model, and whether greedy decoding would write ``target``."""
+    prompt, target = _ids(prompt), _ids(target)
+    inputs = torch.cat([prompt, target])[None, :-1].to(lm.device)
+    logits = lm.model(inputs, use_cache=False, logits_to_keep=len(target)).logits[0].float()
+    truth = target.to(lm.device)
+    value = logits.log_softmax(-1).gather(-1, truth[:, None]).sum()
+    return float(value), torch.equal(logits.argmax(-1), truth)
+
+
 def _ids(ids: Tensor | Sequence[int]) -> Tensor:
     return torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
 
 
-def _check(lm: LanguageModel, target: Tensor, mc_num: int, batch_size: int, nll_type: str, log_type: str) -> None:
+def _check_ids(lm: LanguageModel, prompt: Tensor, target: Tensor) -> None:
+    length, ids = len(prompt) + len(target), torch.cat([prompt, target])
+    if not len(target):
+        raise InputError("the target is empty")
+    if length > lm.spec.max_positions:
+        raise InputError(f"prompt and target have {length} tokens, the model only {lm.spec.max_positions} positions")
+    if not 0 <= int(ids.min()) <= int(ids.max()) < lm.spec.vocab_size:
+        raise InputError(f"ids must lie between 0 and {lm.spec.vocab_size - 1}")
+
+
+def _check(lm: LanguageModel, mc_num: int, batch_size: int, nll_type: str, log_type: str, cfg_scale: float) -> None:
     if lm.spec.attention != "full":
         raise InputError(f"{lm.spec.family} models have an exact likelihood; this estimate is for diffusion models")
     if lm.spec.mask_token_id is None:
         raise InputError(f"{lm.checkpoint} names no mask token; pass mask_token_id to sinks.load")
-    if not len(target):
-        raise InputError("the target is empty")
+    if not 0 <= cfg_scale < float("inf") or (cfg_scale and lm.spec.family == "Dream"):
+        raise InputError(f"cfg_scale is {cfg_scale}; it must be 0 or more, and 0 for Dream")
     if mc_num < 1 or batch_size < 1:
         raise InputError(f"mc_num {mc_num} and batch_size {batch_size} must be 1 or more")
     if lm.spec.family != "Dream" and mc_num % batch_size:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sinks import attention as seam
+from sinks.checkpoints import (
+    FILES,
+    folder_of,
+    known_family,
+    one_line,
+    quiet,
+    read_config,
+    resolve,
+    tokenizer_in,
+)
 from sinks.errors import InputError
-from sinks.families import AUTOREGRESSIVE, FAMILIES, MODELS, Family, family_of
+from sinks.families import AUTOREGRESSIVE, Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_UNLIMITED = 2**31 - 1  # positions of a model without a position embedding
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -126,15 +133,20 @@ def load(
         InputError: nothing was found, an option cannot be followed, or tensors are missing or left over.
     """
     named_family, source = resolve(name, checkpoint)
-    folder, found_revision = _folder(source, revision, trust_remote_code)
-    official = _read_config(folder)
-    known = _family(family or named_family, official, folder)
+    folder, found_revision = folder_of(source, revision, [*FILES, "*.py"] if trust_remote_code else FILES)
+    official = read_config(folder)
+    known = known_family(family or named_family, official, folder)
     target = _device(device) if device_map is None else device_map
     kind = _dtype(dtype, on_cpu=str(target) == "cpu")
     probe = seam.Probe(_path(attention))
     model = _model(folder, official, known, target, kind)
     probe.attach(model)
-    tokenizer = _load_tokenizer(folder, known, trust_remote_code)
+    if known is None:
+        _check_seam(folder, model, probe)
+    elif known.rotary_float32:
+        # The embedding looks at its input's dtype only; in float32 it rotates as the official code does.
+        model.model.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    tokenizer = tokenizer_in(folder, known, trust_remote_code)
     given = {
         "mask_token_id": mask_token_id,
         "eos_token_id": eos_token_id,
@@ -145,56 +157,11 @@ def load(
     return LanguageModel(model, tokenizer, spec, probe, source, found_revision)
 
 
-def resolve(name: str, checkpoint: str | None = None) -> tuple[str | None, str]:
-    """Family (None: not told by the name) and source of a model, without touching disk or network."""
-    if name in MODELS:
-        family, source = MODELS[name]
-        return (family, source) if checkpoint is None else (family, checkpoint)
-    if checkpoint is None and not Path(name).exists() and "/" not in name:
-        raise InputError(f"unknown model {name!r}; use one of {', '.join(MODELS)}, a folder, or a hub id (owner/name)")
-    return None, checkpoint or name
-
-
-def _folder(source: str, revision: str | None, with_code: bool) -> tuple[Path, str | None]:
-    """A local folder that holds the checkpoint, and the revision if it came from the hub."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path, None
-    if path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise InputError(f"no checkpoint at {source}: give a folder with config.json and safetensors, or a hub id")
-    patterns = [*_FILES, "*.py"] if with_code else _FILES
-    try:
-        snapshot = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        raise InputError(
-            f"cannot get {source} from the hub and no copy is cached ({type(error).__name__}): check the name and the "
-            "network, or give a local folder"
-        ) from error
-    return snapshot, snapshot.name
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} holds no config.json, so it is no checkpoint") from None
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'} is not valid JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{folder / 'config.json'} must hold an object")
-    return config
-
-
-def _family(name: str | None, official: dict[str, Any], folder: Path) -> Family | None:
-    """The family to load as; None for an autoregressive model."""
-    if name == AUTOREGRESSIVE:
-        return None
-    if name is not None and name not in FAMILIES:
-        raise InputError(f"unknown family {name!r}; use one of {', '.join([*FAMILIES, AUTOREGRESSIVE])}")
-    family = FAMILIES[name] if name is not None else family_of(official)
-    if family is None and official.get("model_type") in {kind for f in FAMILIES.values() for kind in f.model_types}:
-        raise InputError(f"{folder} is a {'/'.join(official['architectures'])}, which is not supported yet")
-    return family
+def check(device: str = "auto", dtype: str = "auto", attention: str = "auto") -> None:
+    """InputError for what :func:`load` would refuse, before anything is read."""
+    _device(device)
+    _dtype(dtype, on_cpu=True)
+    _path(attention)
 
 
 def _device(device: str) -> str:
@@ -204,6 +171,8 @@ def _device(device: str) -> str:
         kind = torch.device(device).type
     except RuntimeError:
         raise InputError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N") from None
+    if kind not in ("cpu", "cuda", "mps", "xpu"):
+        raise InputError(f"device {device!r} cannot hold a model; use auto, cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {device} was asked for, but torch sees no CUDA device: use --device cpu")
     return device
@@ -236,7 +205,7 @@ def _model(
         "attn_implementation": seam.NAME,
         "output_loading_info": True,
     }
-    try:
+    with quiet(), one_line(f"cannot load {folder}"):
         if family is None:
             model_class: Any = AutoModelForCausalLM
             common |= {"config": _autoregressive_config(folder)}
@@ -244,16 +213,22 @@ def _model(
             model_class = family.model_class
             common |= {"config": family.config(official), "key_mapping": family.key_mapping or None}
         model, info = model_class.from_pretrained(str(folder), use_safetensors=True, **common)
-    except InputError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise InputError(f"cannot load {folder}: {' '.join(str(error).split())[:300]}") from error
     _check_complete(folder, info)
     return model.eval()
 
 
+def _check_seam(folder: Path, model: PreTrainedModel, probe: seam.Probe) -> None:
+    """A forward pass of two tokens, to see that attention in every layer comes through our function."""
+    ask = seam.Ask(frozenset({seam.Measure()}))
+    with one_line(f"the attention of {folder} cannot be followed"), torch.no_grad(), probe.asked(ask) as seen:
+        model(torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
+    layers = model.config.get_text_config().num_hidden_layers
+    if sorted(seen) != list(range(layers)):
+        raise InputError(f"the attention of {folder} can be followed in {len(seen)} of {layers} layers only")
+
+
 def _autoregressive_config(folder: Path) -> Any:
-    config = AutoConfig.from_pretrained(str(folder))
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{folder} is an encoder-decoder model; only decoder-only models can be loaded")
     return config
@@ -269,22 +244,6 @@ def _check_complete(folder: Path, info: dict[str, Any]) -> None:
             raise InputError(f"{folder} does not fit its config.json: {what} tensors {', '.join(names[:3])}{more}")
 
 
-def _load_tokenizer(folder: Path, family: Family | None, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    settings = folder / "tokenizer_config.json"
-    if not settings.exists() and not (folder / "tokenizer.json").exists():
-        return None
-    remote = settings.exists() and "auto_map" in json.loads(settings.read_text(encoding="utf-8"))
-    if remote and not trust_remote_code and not (folder / "tokenizer.json").exists():
-        raise InputError(
-            f"the tokenizer of {folder} exists only as code in the checkpoint; pass --trust_remote_code "
-            "(trust_remote_code=True) to run that code"
-        )
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=remote and trust_remote_code)
-    if family is not None and family.chat_template is not None:
-        tokenizer.chat_template = family.chat_template
-    return tokenizer
-
-
 def _spec(
     model: PreTrainedModel,
     family: Family | None,
@@ -293,6 +252,9 @@ def _spec(
     given: dict[str, int | None],
 ) -> Spec:
     config = model.config.get_text_config()
+    for name in ("num_hidden_layers", "num_attention_heads", "vocab_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise InputError(f"{type(model).__name__} has no {name}; only attention models can be followed")
     turn_end = family.turn_end if family else None
     tokens = tokenizer.get_vocab() if tokenizer is not None else {}
     from_tokenizer = {
@@ -302,6 +264,9 @@ def _spec(
         "pad_token_id": getattr(tokenizer, "pad_token_id", None),
     }
     ids = {name: _first(given[name], official.get(name), from_tokenizer[name]) for name in given}
+    mask = ids["mask_token_id"]
+    if mask is not None and not (isinstance(mask, int) and 0 <= mask < config.vocab_size):
+        raise InputError(f"mask_token_id {mask!r} is no id of this model's vocabulary of {config.vocab_size}")
     ends = [ids["eos_token_id"], ids["eot_token_id"], *_list(model.generation_config.eos_token_id)]
     return Spec(
         family=family.name if family else AUTOREGRESSIVE,
@@ -310,7 +275,7 @@ def _spec(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         vocab_size=config.vocab_size,
-        max_positions=config.max_position_embeddings,
+        max_positions=getattr(config, "max_position_embeddings", None) or _UNLIMITED,
         end_token_ids=frozenset(token for token in ends if token is not None),
         **ids,
     )

@@ -1,4 +1,4 @@
-"""Reading what the attention function saw: one tensor over the layers, and ``sinks.record`` for a single forward pass."""
+"""What the attention function saw: one tensor over the layers, and ``sinks.record`` for a single forward pass."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from sinks.errors import InputError
 from sinks.families import AUTOREGRESSIVE
 from sinks.noise import CONFIDENCE, ORDER, Noise
 
-_SUFFIX = "_sink_masked"
-_SYNONYMS = {
+SINK_MASKED = "_sink_masked"
+SYNONYMS = {
     "gen_length": "gen_len",
     "max_new_tokens": "gen_len",
     "block_length": "block_len",
@@ -71,15 +71,22 @@ class Sampling:
     alg_temp: float | None = None
 
 
+def settings_of(family: str) -> dict[str, object]:
+    """Every setting of a family with its default (None: see :func:`resolve`)."""
+    common = {"steps": None, "gen_len": 128, "block_len": 32, "temperature": 0.0, "cfg_scale": 0.0}
+    return {**common, "remasking": None, "seed": 0, **_OPTIONS[family]}
+
+
 def resolve(family: str, **settings: object) -> Sampling:
     """Settings in the family's or in upstream's words, checked and completed.
 
     Raises:
         InputError: an unknown setting (the known ones are listed), or a value that cannot be used.
     """
-    common = {"steps": None, "gen_len": 128, "block_len": 32, "temperature": 0.0, "cfg_scale": 0.0}
-    defaults = {**common, "remasking": None, "seed": 0, **_OPTIONS[family]}
-    given = {_SYNONYMS.get(name, name): value for name, value in settings.items()}
+    defaults = settings_of(family)
+    given = {SYNONYMS.get(name, name): value for name, value in settings.items()}
+    if len(given) < len(settings):
+        raise InputError(f"a setting was given twice under two names: {', '.join(sorted(settings))}")
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise InputError(f"{unknown[0]!r} is no setting of {family}; known are {', '.join(defaults)}")
@@ -91,8 +98,8 @@ def resolve(family: str, **settings: object) -> Sampling:
     if family == AUTOREGRESSIVE:
         values["steps"] = values["gen_len"]
     name = str(values["remasking"] or REMASKING[family][0])
-    values["sink_masked"] = name.endswith(_SUFFIX) and family in _BLOCKWISE
-    values["remasking"] = name.removesuffix(_SUFFIX) if values["sink_masked"] else name
+    values["sink_masked"] = name.endswith(SINK_MASKED) and family in _BLOCKWISE
+    values["remasking"] = name.removesuffix(SINK_MASKED) if values["sink_masked"] else name
     sampling = Sampling(family=family, **values)  # type: ignore[arg-type]
     _check(sampling)
     return sampling
@@ -101,12 +108,14 @@ def resolve(family: str, **settings: object) -> Sampling:
 def _check(s: Sampling) -> None:
     for name in ("steps", "gen_len", "block_len"):
         value = getattr(s, name)
-        if value != int(value) or value < 1:
-            raise InputError(f"{name} is {value}; it must be 1 or more")
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+    if not isinstance(s.seed, int) or not 0 <= s.seed < 2**63:
+        raise InputError(f"seed is {s.seed!r}; it must be a whole number between 0 and 2^63 - 1")
     if s.remasking not in REMASKING[s.family]:
         allowed = list(REMASKING[s.family])
         if s.family in _BLOCKWISE:
-            allowed += [name + _SUFFIX for name in allowed]
+            allowed += [name + SINK_MASKED for name in allowed]
         raise InputError(f"remasking {s.remasking!r} is unknown to {s.family}; use one of {', '.join(allowed)}")
     if s.gen_len % s.block_len:
         raise InputError(f"gen_len {s.gen_len} is not divisible by block_len {s.block_len}")
@@ -119,8 +128,8 @@ def _check(s: Sampling) -> None:
 def _check_numbers(s: Sampling) -> None:
     for name in ("temperature", "cfg_scale", "alg_temp"):
         value = getattr(s, name)
-        if value is not None and not 0 <= value < float("inf"):
-            raise InputError(f"{name} is {value}; it must be a number of 0 or more")
+        if value is not None and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
+            raise InputError(f"{name} is {value!r}; it must be a number of 0 or more")
     if s.family not in _BLOCKWISE and s.cfg_scale:
         raise InputError(f"cfg_scale is {s.cfg_scale}, but {s.family} has no classifier-free guidance; leave it at 0")
     if s.top_p is not None and not 0 < s.top_p <= 1:
@@ -150,9 +159,11 @@ class Remasking(Protocol):
 class BlockwiseRemasking:
     """LLaDA and MMaDA: blocks from left to right, a fixed number of tokens per step, the most confident first."""
 
-    def __init__(self, sampling: Sampling, ends: tuple[int | None, int | None], length: int, noise: Noise) -> None:
+    def __init__(self, sampling: Sampling, ends: tuple[int | None, int | None], valid: Tensor, noise: Noise) -> None:
         self.s, (self.eos, self.eot), self.noise = sampling, ends, noise
-        self.start = length - sampling.gen_len
+        self.start = valid.shape[1] - sampling.gen_len
+        padding = (~valid).sum(-1)
+        self.by_padding = {int(left): (padding == left).nonzero()[:, 0] for left in padding.unique()}
         blocks = sampling.gen_len // sampling.block_len
         self.steps_per_block = sampling.steps // blocks
         share, rest = divmod(sampling.block_len, self.steps_per_block)
@@ -189,10 +200,15 @@ class BlockwiseRemasking:
         return (logits.double() - self.s.temperature * torch.log(-torch.log(draws))).argmax(-1)
 
     def choose(self, confidence: Tensor, eligible: Tensor, positions: Tensor, step: int) -> Tensor:
-        # topk, not a stable sort: where confidences tie (in bfloat16 they often do) its order is upstream's order.
+        # topk, not a stable sort: where confidences tie (in bfloat16 they often do) its order is upstream's. As that
+        # order depends on the length, rows are ranked without their padding, as if alone.
         count = self.schedule[step % self.steps_per_block]
-        best = confidence.masked_fill(~eligible, -torch.inf).topk(count).indices
-        return eligible & torch.zeros_like(eligible).scatter(1, best, True)
+        confidence = confidence.masked_fill(~eligible, -torch.inf)
+        chosen = torch.zeros_like(eligible)
+        for left, rows in self.by_padding.items():
+            best = confidence[rows, left:].topk(count).indices + left
+            chosen[rows] = chosen[rows].scatter(1, best, True)
+        return eligible & chosen
 
     def finished(self, tokens: Tensor, step: int) -> Tensor:
         if self.s.eot_token is None or (step + 1) % self.steps_per_block:

@@ -82,7 +82,7 @@ def generate(
     else:
         texts = [prompts_or_ids] if isinstance(prompts_or_ids, str) else list(prompts_or_ids)
         canvas = lay_out(lm, [lm.encode(text) for text in texts], sampling)
-    return _collect(lm, canvas, sampling, denoise(lm, canvas, sampling, capture, masking, items))
+    return collect(lm, canvas, sampling, denoise(lm, canvas, sampling, capture, masking, items))
 
 
 def lay_out(lm: LanguageModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Canvas:
@@ -100,12 +100,14 @@ def lay_out(lm: LanguageModel, prompts: Sequence[Sequence[int]], sampling: Sampl
 def _canvas_of_ids(lm: LanguageModel, ids: Tensor, mask: Tensor | None, sampling: Sampling) -> Canvas:
     if ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
         raise InputError(f"prompt ids must be integers of shape (batch, length), not {ids.dtype} {tuple(ids.shape)}")
-    valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device).bool()
+    valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.as_tensor(mask, device=ids.device).bool()
     if valid.shape != ids.shape:
         raise InputError(f"attention_mask has shape {tuple(valid.shape)}, the prompts {tuple(ids.shape)}")
     lengths = valid.sum(-1).tolist()
     if min(lengths) < 1:
         raise InputError(f"prompt {lengths.index(0)} is empty")
+    if bool((valid[:, :-1] & ~valid[:, 1:]).any()):
+        raise InputError("attention_mask must hold its zeros (padding) on the left of every prompt")
     if max(lengths) + sampling.gen_len > lm.spec.max_positions:
         raise InputError(
             f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with gen_len {sampling.gen_len} that is "
@@ -138,8 +140,10 @@ def denoise(
     """
     if masking is None and sampling.sink_masked:
         masking = SinkMasking(top_k=1)
-    rows = range(len(canvas.tokens)) if items is None else items
-    item_ids = torch.tensor(list(rows), dtype=torch.int64, device=lm.device)
+    rows = list(range(len(canvas.tokens)) if items is None else items)
+    if len(rows) != len(canvas.tokens):
+        raise InputError(f"items names {len(rows)} items, but there are {len(canvas.tokens)} prompts")
+    item_ids = torch.tensor(rows, dtype=torch.int64, device=lm.device)
     guided = 2 if sampling.cfg_scale > 0 else 1
     control = Noise(masking.seed if masking else 0, item_ids.repeat(guided))
     observer = Observer(lm.spec, capture, masking, canvas.valid, control)
@@ -165,7 +169,7 @@ class _Denoising:
         self.padded = not bool(valid.all())
         # Counted without padding, so that a padded row is what it would be alone.
         self.positions = (self.valid.cumsum(-1) - 1).clamp_min(0)
-        self.strategy = _strategy(lm, sampling, tokens.shape[1], noise)
+        self.strategy = _strategy(lm, sampling, self.valid, noise)
         # With guidance the batch is doubled: conditional rows first, then the same rows without their prompt.
         self.copies = 2 if sampling.cfg_scale > 0 else 1
         self.judged: Tensor | None = None
@@ -175,7 +179,7 @@ class _Denoising:
         for index in range(self.sampling.steps):
             yield self._step(index)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _step(self, index: int) -> Step:
         eligible = self.strategy.eligible((self.tokens == self.mask_id) & self.valid, index) & ~self.done
         blocked = self._blocked(index)
@@ -213,21 +217,26 @@ class _Denoising:
         if self.copies == 2:
             conditional, without_prompt = logits.chunk(2)
             logits = without_prompt + (self.sampling.cfg_scale + 1) * (conditional - without_prompt)
-        if self.lm.spec.shift == "next":
-            logits = torch.cat([logits[:, :1], logits[:, :-1]], 1)
-        return logits, seen
+        return (self._shifted(logits) if self.lm.spec.shift == "next" else logits), seen
+
+    def _shifted(self, logits: Tensor) -> Tensor:
+        """Logits predict the next token: take each position's from the one before, the first token's from itself."""
+        places = torch.arange(logits.shape[1], device=logits.device)
+        before = torch.where(self.positions > 0, places - 1, places)
+        return logits.gather(1, before[..., None].expand_as(logits))
 
 
-def _strategy(lm: LanguageModel, sampling: Sampling, length: int, noise: Noise) -> Remasking:
+def _strategy(lm: LanguageModel, sampling: Sampling, valid: Tensor, noise: Noise) -> Remasking:
     if sampling.family == "Dream":
         return ScheduledRemasking(sampling, noise)
-    return BlockwiseRemasking(sampling, (lm.spec.eos_token_id, lm.spec.eot_token_id), length, noise)
+    return BlockwiseRemasking(sampling, (lm.spec.eos_token_id, lm.spec.eot_token_id), valid, noise)
 
 
 _STACKED = ("confidence", "incoming", "blocked", "value_norm")
 
 
-def _collect(lm: LanguageModel, canvas: Canvas, sampling: Sampling, steps: Iterator[Step]) -> Generation:
+def collect(lm: LanguageModel, canvas: Canvas, sampling: Sampling, steps: Iterator[Step]) -> Generation:
+    """Keep every step in memory, on the CPU."""
     trajectory = [canvas.tokens.cpu()]
     parts: dict[str, list[Tensor | None]] = {name: [] for name in _STACKED}
     patterns = {}

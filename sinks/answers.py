@@ -1,0 +1,42 @@
+"""Answers already given, in one file, so that an evaluation that was interrupted goes on where it stopped.
+
+lm-eval's own response cache knows a request but not who answered it, so that a second setting would read the first
+one's answers. Here the key holds both, and the values are JSON, which cannot run code when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sinks.errors import InputError
+
+
+class Answers:
+    """A table from (settings, request) to an answer; several processes may use one file at a time."""
+
+    def __init__(self, path: str, settings: str) -> None:
+        """``settings`` is a digest of everything that decides an answer. InputError if the file cannot be used."""
+        self.settings = settings
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self.database = sqlite3.connect(path, timeout=60, isolation_level=None)
+            self.database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+        except (OSError, sqlite3.Error) as error:
+            raise InputError(f"cannot use {path} for answers ({error}); give another --use_cache path") from error
+
+    def _key(self, kind: str, request: Sequence[Any]) -> str:
+        text = json.dumps([self.settings, kind, list(request)], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def get(self, kind: str, request: Sequence[Any]) -> Any | None:
+        row = self.database.execute("SELECT answer FROM answers WHERE key = ?", [self._key(kind, request)]).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def put(self, kind: str, request: Sequence[Any], answer: Any) -> None:
+        values = [self._key(kind, request), json.dumps(answer)]
+        self.database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)

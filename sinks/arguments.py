@@ -1,0 +1,190 @@
+"""Evaluation arguments (lm-eval's ``--model_args``) in the words of the official scripts, resolved into settings.
+
+Every argument is checked before a model is loaded; one that is unknown is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sinks import checkpoints, models, remasking
+from sinks.errors import InputError
+from sinks.families import AUTOREGRESSIVE
+from sinks.masking import FIELDS, SinkMasking
+from sinks.remasking import Sampling
+
+LLADA_SCRIPT, DREAM_SCRIPT, AUTOREGRESSIVE_SCRIPT = "llada_dist", "dream", AUTOREGRESSIVE
+FAMILIES_OF = {
+    LLADA_SCRIPT: ("LLaDA", "MMaDA"),
+    DREAM_SCRIPT: ("Dream",),
+    AUTOREGRESSIVE_SCRIPT: (AUTOREGRESSIVE,),
+}
+_CHECKPOINT = ("model_path", "pretrained")
+_LOAD = ("family", "revision", "device", "dtype", "attention", "trust_remote_code")
+_IDS = ("mask_token_id", "eos_token_id", "eot_token_id", "pad_token_id")
+_SYNONYMS = {"mask_id": "mask_token_id", "cfg": "cfg_scale", **remasking.SYNONYMS}
+_PLAIN_MASKING = ("epsilon", "exclude_self", "mask_sink_ratio")  # as the LLaDA script spells them
+_LISTS = ("sink_layers", "sink_heads", "sink_steps")
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    LLADA_SCRIPT: {"gen_len": 1024, "mc_num": 128, "max_length": 4096, "is_check_greedy": True},
+    DREAM_SCRIPT: {
+        **{"gen_len": 128, "mc_num": 128, "max_length": 2048, "nll_type": "mc", "log_type": "ftb"},
+        **{"sampling_eps": 1e-3, "add_bos_token": False, "escape_until": False},
+    },
+    AUTOREGRESSIVE_SCRIPT: {"gen_len": 256, "max_length": 4096, "add_bos_token": False},
+}
+# Options of the official Dream script that choose a way to load or do not work there: only the neutral value is taken.
+_NEUTRAL: dict[str, dict[str, Any]] = {
+    DREAM_SCRIPT: {"parallelize": False, "autogptq": False, "classifier_free_guidance": 1}
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides an answer, and how it is computed.
+
+    ``load`` are arguments of :func:`sinks.load`; ``scoring`` those of the likelihood; ``batch_size`` and ``answers``
+    (a file of answers already given) decide nothing.
+    """
+
+    script: str
+    checkpoint: str
+    sampling: Sampling
+    masking: SinkMasking | None
+    max_length: int
+    load: Mapping[str, Any] = field(default_factory=dict)
+    scoring: Mapping[str, Any] = field(default_factory=dict)
+    add_bos_token: bool = False
+    escape_until: bool = False
+    batch_size: int = 1
+    answers: str | None = None
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings as plain data, without those that cannot change an answer."""
+        data = dataclasses.asdict(self)
+        for name in ("batch_size", "answers"):
+            del data[name]
+        data["load"] = {name: value for name, value in sorted(self.load.items()) if name != "device"}
+        return data
+
+    def digest(self) -> str:
+        """Short hash of all deciding settings."""
+        text = json.dumps(self.deciding(), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def resolve(script: str, arguments: Mapping[str, Any]) -> Settings:
+    """Settings from the arguments of one of the evaluation scripts.
+
+    Raises:
+        InputError: an unknown argument (the known ones are listed), a value that cannot be used, or a model of a
+            family that this script is not for.
+    """
+    given = {_SYNONYMS.get(name, name): _plain(name, value) for name, value in arguments.items()}
+    checkpoint = next((str(given.pop(name)) for name in _CHECKPOINT if given.get(name)), None)
+    if checkpoint is None:
+        raise InputError(f"no model was given; add {_CHECKPOINT[script != LLADA_SCRIPT]}=… to --model_args")
+    family = checkpoints.identify(checkpoint, given.get("family"), given.get("revision"))
+    if family not in FAMILIES_OF[script]:
+        raise InputError(
+            f"{checkpoint} is a {family} model, but this script is for {' and '.join(FAMILIES_OF[script])}"
+        )
+    _check_known(script, family, given)
+    models.check(*(given.get(name, "auto") for name in ("device", "dtype", "attention")))
+    values = {**_DEFAULTS[script], **given}
+    return Settings(
+        script=script,
+        checkpoint=checkpoint,
+        sampling=_sampling(family, script, values),
+        masking=_masking(values),
+        load={name: values[name] for name in (*_LOAD, *_IDS) if values.get(name) is not None},
+        scoring=_scoring(values),
+        max_length=int(values["max_length"]),
+        add_bos_token=bool(values.get("add_bos_token", False)),
+        escape_until=bool(values.get("escape_until", False)),
+        batch_size=_batch_size(values.get("batch_size", 1)),
+        answers=values.get("answers"),
+    )
+
+
+def _check_known(script: str, family: str, given: Mapping[str, Any]) -> None:
+    masking = ["enable_sink_masking", *(f"sink_{name}" for name in FIELDS)]
+    if script == LLADA_SCRIPT:
+        masking += _PLAIN_MASKING
+    neutral = _NEUTRAL.get(script, {})
+    own = [*_DEFAULTS[script], "batch_size", "max_batch_size", "answers"]
+    known = [*_CHECKPOINT, *_LOAD, *_IDS, *_SYNONYMS, *remasking.settings_of(family), *masking, *own, *neutral]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InputError(f"unknown model_args: {', '.join(unknown)}; known are {', '.join(sorted(set(known)))}")
+    for name, value in neutral.items():
+        if name in given and given[name] != value:
+            raise InputError(f"{name}={given[name]} is not supported; leave it out or give {value}")
+
+
+def _sampling(family: str, script: str, values: Mapping[str, Any]) -> Sampling:
+    chosen = {name: values[name] for name in remasking.settings_of(family) if name in values}
+    if script == LLADA_SCRIPT:
+        chosen.setdefault("block_len", chosen["gen_len"])
+    return remasking.resolve(family, **chosen)
+
+
+def _masking(values: Mapping[str, Any]) -> SinkMasking | None:
+    """The masking object: switched on by name, or by any of its fields unless ``enable_sink_masking`` is false."""
+    fields = {name: values[f"sink_{name}"] for name in FIELDS if f"sink_{name}" in values}
+    fields |= {name: values[name] for name in _PLAIN_MASKING if name in values and name not in fields}
+    named = str(values.get("remasking", "")).endswith(remasking.SINK_MASKED)
+    asked = any(name.startswith("sink_") for name in values)
+    if not values.get("enable_sink_masking", named or asked):
+        return None
+    if fields.get("steps") is not None:
+        fields["steps"] = tuple(fields["steps"])
+    return SinkMasking(**fields)
+
+
+def _scoring(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("mc_num", "nll_type", "log_type", "sampling_eps", "is_check_greedy")
+    return {name: values[name] for name in names if name in values}
+
+
+def _batch_size(value: Any) -> int:
+    try:
+        size = int(value)
+    except (TypeError, ValueError):
+        size = 0
+    if size < 1:
+        raise InputError(f"batch_size is {value!r}; it must be a number of 1 or more")
+    return size
+
+
+def _plain(name: str, value: Any) -> Any:
+    """lm-eval reads -1 as -1.0, "none" as text, and 0;2-3 as text: say what was meant."""
+    if isinstance(value, str) and value.lower() in ("none", ""):
+        return None
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if name in _LISTS and value is not None:
+        return numbers(value if isinstance(value, str | list) else str(value), name)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def numbers(text: str | list[Any], name: str) -> list[int]:
+    """ "0;3-5" or "0,3-5" or a list as [0, 3, 4, 5]."""
+    parts = text if isinstance(text, list) else text.replace(";", ",").split(",")
+    found: list[int] = []
+    try:
+        for part in parts:
+            first, _, last = str(part).partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise InputError(f"{name}={text!r} is not a list of numbers; write it like 0;3-5") from None
+    if not found:
+        raise InputError(f"{name}={text!r} names nothing; write it like 0;3-5")
+    return found

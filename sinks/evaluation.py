@@ -1,0 +1,125 @@
+"""The command line of the evaluation scripts: lm-eval's own, with presets, a safe cache and ``--print_config``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import PartialState
+from lm_eval._cli import HarnessCLI
+from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.utils import setup_logging
+
+from sinks import arguments, harness
+from sinks.errors import InputError
+
+PRESETS = Path(__file__).parent / "presets"
+_OWN_KEYS = ("about", "report", "our_choice")  # of a preset; all others are lm-eval's
+
+
+def main(script: str) -> None:
+    """Run an evaluation script; ``script`` is the name its model is registered under.
+
+    Raises:
+        InputError: anything that a user can put right.
+    """
+    own, rest = _own_options()
+    sys.argv[1:] = rest
+    setup_logging()
+    cli = HarnessCLI()
+    options = cli.parse_args()
+    if getattr(options, "model_args", "none") == "none":  # a subcommand that evaluates nothing
+        return cli.execute(options)
+    _complete(options, script, own)
+    run = {"batch_size": options.batch_size or 1, "device": options.device}
+    settings = arguments.resolve(options.model, {**options.model_args, **run})
+    if own.print_config:
+        return _print_config(options, settings)
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if state.is_main_process:
+        sys.stderr.write(f"world size: {state.num_processes}\n")
+    try:
+        cli.execute(options)
+    except ValueError as error:
+        # lm-eval's own complaints about the command line; anything else is a fault and keeps its traceback.
+        if str(error).startswith(("Attempted to run task", "Tasks not found", "No tasks specified")):
+            raise InputError(f"{error} (--tasks, --include_path, --confirm_run_unsafe_code)") from error
+        raise
+
+
+def _own_options() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset")
+    parser.add_argument("--print_config", action="store_true")
+    parser.add_argument("--use_cache", "-c")
+    return parser.parse_known_args()
+
+
+def _complete(options: argparse.Namespace, script: str, own: argparse.Namespace) -> None:
+    """Fill in what was not given: from a preset, and where lm-eval's default would mislead."""
+    preset = read_preset(own.preset) if own.preset else {}
+    given = options.model_args or {}
+    options.model_args = {**preset.pop("model_args", {}), **given}
+    if "model_path" in options.model_args:  # lm-eval names the folder of the results after "pretrained"
+        options.model_args["pretrained"] = options.model_args.pop("model_path")
+    for name, value in preset.items():
+        if name not in _OWN_KEYS and not getattr(options, name, None):
+            setattr(options, name, value)
+    options.model = options.model or script
+    if options.model not in arguments.FAMILIES_OF:
+        raise InputError(f"--model {options.model} is not for this script; use {script}")
+    options.device = options.model_args.pop("device", None) or options.device or "auto"
+    if own.use_cache:
+        options.model_args["answers"] = own.use_cache
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A preset by name or file: lm-eval's configuration, with what the paper leaves open under ``our_choice``."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else PRESETS / f"{name}.yaml"
+    try:
+        preset = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError:
+        known = ", ".join(sorted(file.stem for file in PRESETS.glob("*.yaml")))
+        raise InputError(f"no preset {name!r}; use one of {known}, or a YAML file") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(preset, dict):
+        raise InputError(f"{path} must hold a mapping")
+    return preset
+
+
+def _print_config(options: argparse.Namespace, settings: arguments.Settings) -> None:
+    """Resolved settings, their hash and the first prompt of every task, as JSON."""
+    config = EvaluatorConfig.from_cli(options)
+    loaded = config.process_tasks(config.metadata).load(config.tasks)["tasks"]
+    model = harness.EvaluatedModel.of(settings)
+    prompts = {name: _first_prompt(task, config, model) for name, task in loaded.items()}
+    shown = {
+        "settings": settings.deciding(),
+        "settings_hash": settings.digest(),
+        "num_fewshot": config.num_fewshot,
+        "apply_chat_template": config.apply_chat_template,
+        "first_prompt": prompts,
+    }
+    sys.stdout.write(json.dumps(shown, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def _first_prompt(task: Any, config: EvaluatorConfig, model: harness.EvaluatedModel) -> str:
+    if config.num_fewshot is not None and task.get_config("num_fewshot") != 0:
+        task.set_config(key="num_fewshot", value=config.num_fewshot)
+    task.set_fewshot_seed(seed=config.seed[3] if config.seed else None)
+    chat = bool(config.apply_chat_template)
+    task.build_all_requests(
+        limit=1,
+        apply_chat_template=chat,
+        fewshot_as_multiturn=chat if config.fewshot_as_multiturn is None else config.fewshot_as_multiturn,
+        system_instruction=config.system_instruction,
+        chat_template=model.apply_chat_template if chat else None,
+        tokenizer_name=model.tokenizer_name if chat else "",
+    )
+    return str(task.instances[0].args[0])

@@ -1,0 +1,175 @@
+"""Files that appear whole or not at all: JSON, and tensors written piece by piece."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from sinks.errors import InputError
+
+_DTYPES = {"float16": "F16", "float32": "F32", "int16": "I16", "int32": "I32"}
+_REASONS = {
+    errno.EACCES: "permission denied",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would pass the size that is allowed",
+    errno.ENOSPC: "the disk is full",
+    errno.ENOTDIR: "a part of this path is a file, not a folder",
+    errno.EROFS: "the disk is read-only",
+}
+
+
+@contextmanager
+def explained(what: str, path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into one line: what could not be done, where, and why."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise InputError(f"cannot {what} {path}: {reason}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` readably and always the same way: sets as sorted lists; NaN is refused, being no JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=sorted) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """UTF-8, as it is."""
+    with explained("write", path), _replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def read_json(path: Path) -> Any:
+    """Raises: InputError when the file is missing or broken."""
+    with explained("read", path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path} is not valid JSON (line {error.lineno}); it may be from an interrupted copy"
+        ) from error
+
+
+class TensorStream:
+    """A safetensors file whose tensors are filled slice by slice, so that memory holds one slice at a time.
+
+    Shapes and dtypes are fixed at the start; the file gets its name when the ``with`` block ends well.
+
+    Args:
+        path: the file to make.
+        tensors: name -> (dtype, shape); dtypes float16, float32, int16, int32.
+        metadata: strings kept in the file's header.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+    ) -> None:
+        self._path = path
+        self._tensors = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in tensors.items()}
+        self._header, self._offsets = _lay_out(self._tensors, metadata)
+
+    def __enter__(self) -> TensorStream:
+        with explained("write", self._path):
+            self._replacing = _replacing(self._path)
+            self._file = self._replacing.__enter__()
+            self._file.write(self._header)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with explained("write", self._path):
+            self._replacing.__exit__(*error)
+
+    def put(self, name: str, values: NDArray[Any], index: int | None = None) -> None:
+        """Write ``tensors[name][index]``, or the whole tensor without an index; 16-bit floats saturate."""
+        dtype, shape = self._tensors[name]
+        expected = shape if index is None else shape[1:]
+        if values.shape != expected:
+            raise ValueError(f"{name} has the shape {values.shape}, expected {expected}")
+        data = _cast(values, dtype)
+        with explained("write", self._path):
+            self._file.seek(self._offsets[name] + (index or 0) * data.nbytes)
+            self._file.write(data.data)
+
+
+def _lay_out(
+    tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The file's header, and where each tensor begins; widest first, which keeps all of them aligned."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begins, position = {}, 0
+    for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        end = position + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        entries[name] = {"dtype": _DTYPES[dtype.name], "shape": shape, "data_offsets": [position, end]}
+        begins[name], position = position, end
+    text = json.dumps(entries, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + begin for name, begin in begins.items()}
+
+
+def _cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype == np.float16:
+        limit = np.finfo(np.float16).max
+        values = np.clip(values, -limit, limit)
+    return np.ascontiguousarray(values, dtype=dtype.newbyteorder("<"))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file under a temporary name, which becomes ``path`` at the end and vanishes on an error."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def ensure_space(folder: Path, need: int) -> None:
+    """Refuse when the disk of ``folder`` (it need not exist yet) has less than ``need`` bytes free."""
+    with explained("write into", folder):
+        free = shutil.disk_usage(existing_part(folder)).free
+    if need > free:
+        raise InputError(
+            f"this run needs {gib(need)}, but {folder} has {gib(free)} free: keep fewer --layers or --heads, "
+            "lower --attention_steps, or use another --runs_dir"
+        )
+
+
+def ensure_memory(need: int, what: str) -> None:
+    """Refuse when this process cannot get ``need`` more bytes of memory."""
+    process = psutil.Process()
+    free = psutil.virtual_memory().available
+    if hasattr(process, "rlimit"):  # Linux
+        limit = process.rlimit(psutil.RLIMIT_AS)[0]
+        free = free if limit == psutil.RLIM_INFINITY else min(free, limit - process.memory_info().vms)
+    if need > free:
+        raise InputError(
+            f"{what} take {gib(need)} of memory, but {gib(free)} is free: keep fewer layers or heads, "
+            "the mean over heads, or incoming attention only"
+        )
+
+
+def existing_part(path: Path) -> Path:
+    """The nearest of ``path`` and its parents that exists."""
+    return next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
+
+
+def gib(size: int) -> str:
+    return f"{max(size / 2**30, 0.001):.3f} GiB"

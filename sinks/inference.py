@@ -1,0 +1,243 @@
+"""From a plan to a filled run folder, batch by batch.
+
+Processes share the batches of one folder; they wait for each other only when it is opened and when it is full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+from tqdm import tqdm
+
+from sinks.errors import InputError
+from sinks.files import ensure_memory, ensure_space, existing_part
+from sinks.observer import Step
+from sinks.plan import Plan, Settings
+from sinks.provenance import provenance
+from sinks.runs import Array, Run, create_run, discard, is_done, run_name, unfinished, update_states
+from sinks.samplers import denoise
+from sinks.writer import SampleWriter
+
+_COPIES = 3  # of the patterns at once: while rows are joined, layers are stacked, padding is taken off
+_LONGEST_WAIT = timedelta(days=30)  # of the first process to finish for the last
+
+
+@dataclass(frozen=True)
+class Launch:
+    """An open run folder, the batches to do, and the part of its path that was there before it."""
+
+    folder: Path
+    batches: list[range]
+    existing: Path
+
+
+def processes(device: str = "auto") -> PartialState:
+    """The processes of this launch, started by torchrun or accelerate, or just this one."""
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    state = PartialState(cpu=on_cpu, timeout=_LONGEST_WAIT)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if state.num_processes != launched:
+        raise InputError(f"{launched} processes were launched but do not see each other; start them with torchrun")
+    return state
+
+
+def own_device(device: str) -> str:
+    """Where this process computes, when several share the devices that "auto" leaves open."""
+    state = processes(device)
+    return str(state.device) if device == "auto" and state.num_processes > 1 else device
+
+
+def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence[str]) -> Launch:
+    """The folder of this launch and the batches to do; decided by the first process, told to the others.
+
+    Raises:
+        InputError: no space or no right to write; a resumed run that this launch would not continue.
+    """
+    outcome: list[Any] = [None]
+    if processes().is_main_process:
+        try:
+            existing = existing_part(runs_dir)
+            folder = _create(plan, runs_dir, command) if resumed is None else _reopen(plan, resumed)
+            outcome = [Launch(folder, unfinished(folder, plan.batches), existing)]
+        except InputError as error:
+            outcome = [error]
+    [result] = broadcast_object_list(outcome)
+    if isinstance(result, InputError):
+        raise result
+    assert isinstance(result, Launch)
+    return result
+
+
+def _create(plan: Plan, runs_dir: Path, command: Sequence[str]) -> Path:
+    ensure_space(runs_dir, plan.nbytes)
+    ensure_memory(_COPIES * plan.pattern_nbytes, "the attention patterns of one step")
+    sampling = plan.sampling
+    name = run_name(sampling.steps, sampling.gen_len, sampling.block_len)
+    return create_run(runs_dir, name, _manifest(plan, command))
+
+
+def _manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "model": plan.settings.model,
+        **_reproducible(plan),
+        "seed": plan.sampling.seed,
+        "settings": asdict(plan.settings),
+        "sampling": asdict(plan.sampling),
+        "capture": asdict(plan.capture),
+        "masking": None if plan.masking is None else asdict(plan.masking),
+        "spec": asdict(plan.lm.spec),
+        **provenance(command),
+        "samples": [{"index": i, "id": p.id, "state": "missing"} for i, p in enumerate(plan.prompts)],
+    }
+
+
+def _reproducible(plan: Plan) -> dict[str, Any]:
+    """What must be the same again when a run is resumed."""
+    prompts = json.dumps([asdict(prompt) for prompt in plan.prompts])
+    return {
+        "checkpoint": plan.lm.checkpoint,
+        "revision": plan.lm.revision,
+        "device": plan.lm.device.type,
+        "dtype": str(plan.lm.dtype).removeprefix("torch."),
+        "attention_path": plan.lm.attention_path,
+        "prompts_sha256": hashlib.sha256(prompts.encode()).hexdigest(),
+    }
+
+
+def _reopen(plan: Plan, folder: Path) -> Path:
+    before = Run(folder).manifest
+    changed = [name for name, value in _reproducible(plan).items() if before.get(name) != value]
+    if changed:
+        raise InputError(f"{folder} cannot be resumed here: {', '.join(changed)} would not be the same")
+    return folder
+
+
+def resumed_settings(folder: Path, given: dict[str, Any]) -> Settings:
+    """The settings of a run, which may be repeated on the command line but not changed."""
+    settings = Settings(**Run(folder).manifest["settings"])
+    changed = [name for name, value in given.items() if value != getattr(settings, name)]
+    if changed:
+        was = ", ".join(f"{name}={getattr(settings, name)}" for name in changed)
+        raise InputError(f"{folder} was made with {was}; leave these out to resume it, or start a new run")
+    return settings
+
+
+def fill(plan: Plan, launch: Launch) -> None:
+    """Generate this process's share of the batches into the folder.
+
+    An error before any sample is done removes the folder again; an interruption never does.
+    """
+    state = processes()
+    mine = launch.batches[state.process_index :: state.num_processes]
+    try:
+        with tqdm(total=len(mine) * plan.sampling.steps, unit="step", disable=not state.is_main_process) as bar:
+            for batch in mine:
+                _write_batch(plan, launch.folder, batch, bar)
+    except Exception:
+        if not any(is_done(launch.folder, index) for batch in plan.batches for index in batch):
+            discard(launch.folder, launch.existing)
+        raise
+    state.wait_for_everyone()
+    if state.is_main_process:
+        update_states(launch.folder)
+
+
+def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
+    canvas, started = plan.canvas(batch), perf_counter()
+    keep = canvas.valid.cpu().numpy()
+    tokens = canvas.tokens.cpu().numpy()
+    bar.set_description(f"sample {batch[-1] + 1}/{len(plan.prompts)}")
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(SampleWriter(folder, index, plan.layouts[index], tokens[row, keep[row]]))
+            for row, index in enumerate(batch)
+        ]
+        items = [plan.settings.offset + index for index in batch]
+        for step in denoise(plan.lm, canvas, plan.sampling, plan.capture, plan.masking, items):
+            for writer, arrays in zip(writers, _rows(step, keep), strict=True):
+                writer.step(step.index, **arrays)
+            speed = _speed(plan, batch, step.index + 1, perf_counter() - started)
+            bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+            bar.update()
+        tokens = step.tokens.cpu().numpy()
+        seconds = perf_counter() - started
+        for row, (index, writer) in enumerate(zip(batch, writers, strict=True)):
+            writer.finish(_describe(plan, index, tokens[row, keep[row]].tolist(), batch, seconds))
+
+
+def _speed(plan: Plan, batch: range, steps: int, seconds: float) -> float:
+    """Tokens per second over a batch of which some steps are done."""
+    return len(batch) * plan.sampling.gen_len * steps / plan.sampling.steps / seconds
+
+
+def _rows(step: Step, keep: Array) -> Iterator[dict[str, Any]]:
+    """What a step did, sample by sample, without padding; ``keep`` is (B, S) bool."""
+    tokens, confidence = _numpy(step.tokens), _numpy(step.confidence.float())
+    incoming, blocked = _numpy(step.incoming), _numpy(step.blocked)
+    value_norm, patterns = _numpy(step.value_norm), _numpy(step.patterns)
+    for row, kept in enumerate(keep):
+        yield {
+            "tokens": tokens[row, kept],
+            "confidence": confidence[row, kept],
+            "incoming": incoming[:, row][..., kept],
+            "blocked": None if blocked is None else blocked[:, row],
+            "value_norm": None if value_norm is None else value_norm[:, row][..., kept],
+            "pattern": None if patterns is None else _without_padding(_square(patterns[:, row], len(kept)), kept),
+        }
+
+
+def _numpy(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.cpu().numpy()
+
+
+def _square(pattern: Array, size: int) -> Array:
+    """(…, S, S) from a causal model's (…, Q, K), whose queries are the last of its keys; NaN elsewhere."""
+    queries, keys = pattern.shape[-2:]
+    if queries == size:
+        return pattern
+    square = np.full((*pattern.shape[:-2], size, size), np.nan, dtype=pattern.dtype)
+    square[..., keys - queries : keys, :keys] = pattern
+    return square
+
+
+def _without_padding(pattern: Array, kept: Array) -> Array:
+    return pattern if kept.all() else pattern[..., kept, :][..., kept]
+
+
+def _describe(plan: Plan, index: int, tokens: list[int], batch: range, seconds: float) -> dict[str, Any]:
+    """What sample.json holds; all that differs between two equal runs is under ``timings``."""
+    prompt, length = plan.prompts[index], len(tokens) - plan.sampling.gen_len
+    return {
+        "index": index,
+        "id": prompt.id,
+        "prompt": prompt.text,
+        "reference": prompt.reference,
+        "text": plan.lm.decode(tokens[length:]),
+        "prompt_length": length,
+        "tokens_text": [_token_text(plan, token) for token in tokens],
+        "timings": {
+            "seconds": seconds,
+            "samples_together": len(batch),
+            "seconds_per_step": seconds / plan.sampling.steps,
+            "tokens_per_second": _speed(plan, batch, plan.sampling.steps, seconds),
+        },
+    }
+
+
+def _token_text(plan: Plan, token: int) -> str:
+    tokenizer = plan.lm.tokenizer
+    return "" if token < 0 or tokenizer is None else str(tokenizer.decode([token]))

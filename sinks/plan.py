@@ -1,0 +1,204 @@
+"""From settings to a run that can start: everything is checked, the model is loaded, every batch is laid out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sinks import families, models, remasking
+from sinks.attention import Capture
+from sinks.errors import InputError
+from sinks.files import read_json
+from sinks.masking import SinkMasking
+from sinks.prompts import Prompt, load_prompts
+from sinks.remasking import Sampling
+from sinks.runs import cut_batches, evenly_spaced
+from sinks.samplers import Canvas, lay_out
+from sinks.writer import Layout
+
+PATTERNS = {"incoming": "none", "mean": "mean", "full": "full"}  # what --attention says, as Capture says it
+_COUNTS = ("num_samples", "gen_len", "steps", "block_len", "batch_size", "attention_steps")
+_SAMPLING = ("gen_len", "steps", "block_len", "temperature", "cfg_scale", "remasking", "seed")
+_FAMILY_OPTIONS = ("top_p", "top_k", "alg_temp", "eps")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked to do; the options of inference_model.py, with the same names and meanings."""
+
+    model: str
+    checkpoint: str | None = None
+    dataset: str | None = None
+    split: str = "test"
+    offset: int = 0
+    num_samples: int = 10
+    prompt: str | None = None
+    gen_len: int = 256
+    steps: int | None = None
+    block_len: int = 32
+    temperature: float = 0.0
+    cfg_scale: float = 0.0
+    remasking: str | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    alg_temp: float | None = None
+    eps: float | None = None
+    batch_size: int = 1
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    attention: str = "incoming"
+    attention_steps: int = 32
+    layers: str | None = None
+    heads: str | None = None
+    epsilon: float = 3.0
+    mask_sinks: int | None = None
+    mask_epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be 1 or more")
+        if self.offset < 0:
+            raise InputError(f"offset is {self.offset}; it must be 0 or more")
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise InputError(f"epsilon is {self.epsilon}; it must be a number of 0 or more")
+        if self.prompt is not None and not self.prompt.strip():
+            raise InputError("the prompt is empty")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that can start: all that the settings lead to. ``layouts`` has one entry per prompt."""
+
+    settings: Settings
+    prompts: list[Prompt]
+    lm: models.LanguageModel
+    sampling: Sampling
+    capture: Capture
+    masking: SinkMasking | None
+    batches: list[range]
+    canvases: list[Canvas]
+    layouts: list[Layout]
+
+    @property
+    def nbytes(self) -> int:
+        """What the run takes on the disk."""
+        return sum(layout.nbytes for layout in self.layouts)
+
+    @property
+    def pattern_nbytes(self) -> int:
+        """What the patterns of one step take in memory, where they are kept."""
+        if self.capture.patterns == "none":
+            return 0
+        return max(sum(_float32_pattern(self.layouts[i]) for i in batch) for batch in self.batches)
+
+    def canvas(self, batch: range) -> Canvas:
+        return self.canvases[self.batches.index(batch)]
+
+
+def plan(settings: Settings, device: str | None = None) -> Plan:
+    """Check all that can be checked, load the model, and lay out every batch; nothing is written.
+
+    Args:
+        device: this process's own, where the settings leave it open.
+
+    Raises:
+        InputError: a setting, prompt or checkpoint that cannot be used; what can be known early is said early.
+    """
+    family, source = _family(settings)
+    if family is not None:
+        _sampling(settings, family)
+    masking = None
+    if settings.mask_sinks is not None:
+        masking = SinkMasking(epsilon=settings.mask_epsilon, top_k=settings.mask_sinks)
+    layers, heads = parse_numbers("layers", settings.layers), parse_numbers("heads", settings.heads)
+    settings, prompts = _prompts(settings, source)
+    lm = models.load(
+        settings.model,
+        settings.checkpoint,
+        device=device or settings.device,
+        dtype=settings.dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    sampling = _sampling(settings, lm.spec.family)
+    if masking is None and sampling.sink_masked:
+        masking = SinkMasking(top_k=1)
+    steps = evenly_spaced(settings.attention_steps, sampling.steps)
+    capture = Capture(layers=layers, heads=heads, steps=steps, patterns=PATTERNS[settings.attention])
+    batches = cut_batches(len(prompts), settings.batch_size)
+    encoded = [lm.encode(prompt.text) for prompt in prompts]
+    canvases = [lay_out(lm, [encoded[i] for i in batch], sampling) for batch in batches]
+    lengths = [int(length) for canvas in canvases for length in canvas.valid.sum(-1)]
+    layouts = [_layout(lm.spec, sampling, capture, length) for length in lengths]
+    return Plan(settings, prompts, lm, sampling, capture, masking, batches, canvases, layouts)
+
+
+def parse_numbers(name: str, text: str | None) -> list[int] | None:
+    """Layers or heads as the command line takes them: "0,3-5" is [0, 3, 4, 5]."""
+    if text is None:
+        return None
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+            raise InputError(f"{name} {text!r} cannot be read; write numbers and ranges like 0,3-5")
+        numbers += range(int(first), int(last or first) + 1)
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"{name} {text!r} names one of them twice")
+    return numbers
+
+
+def _family(settings: Settings) -> tuple[str | None, str]:
+    """The family, if the name or a local config.json tells it before loading, and where the checkpoint is."""
+    family, source = models.resolve(settings.model, settings.checkpoint)
+    config = Path(source).expanduser() / "config.json"
+    if family is None and config.is_file():
+        found = families.family_of(read_json(config))
+        family = found.name if found else None
+    return family, source
+
+
+def _sampling(settings: Settings, family: str) -> Sampling:
+    options = {name: getattr(settings, name) for name in _SAMPLING}
+    given = {name: getattr(settings, name) for name in _FAMILY_OPTIONS}
+    return remasking.resolve(family, **options, **{name: v for name, v in given.items() if v is not None})
+
+
+def _prompts(settings: Settings, source: str) -> tuple[Settings, list[Prompt]]:
+    if settings.prompt is not None:
+        return settings, [Prompt("prompt", settings.prompt)]
+    embedded = Path(source).is_relative_to(Path(__file__).parent)
+    settings = replace(settings, dataset=settings.dataset or ("problems" if embedded else "gsm8k"))
+    prompts = load_prompts(str(settings.dataset), settings.split, settings.offset, settings.num_samples)
+    return settings, prompts
+
+
+def _layout(spec: models.Spec, sampling: Sampling, capture: Capture, length: int) -> Layout:
+    return Layout(
+        steps=sampling.steps,
+        length=length,
+        layers=_chosen("layer", capture.layers, spec.layers),
+        heads=_chosen("head", capture.heads, spec.heads),
+        layer_count=spec.layers,
+        head_count=spec.heads,
+        patterns=capture.patterns,
+        pattern_steps=capture.steps or (),
+    )
+
+
+def _float32_pattern(layout: Layout) -> int:
+    heads = len(layout.heads) if layout.patterns == "full" else 1
+    return 4 * len(layout.layers) * heads * layout.length**2
+
+
+def _chosen(what: str, numbers: Sequence[int] | None, count: int) -> Sequence[int]:
+    if numbers is None:
+        return range(count)
+    if max(numbers) >= count:
+        raise InputError(f"{what} {max(numbers)} does not exist; the model has {what}s 0 to {count - 1}")
+    return numbers

@@ -1,0 +1,265 @@
+"""The run folder: create, resume, read. One launch makes one folder; NumPy only, no torch.
+
+A sample is done when its ``sample.json`` is there, which :mod:`sinks.writer` writes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from sinks.errors import InputError
+from sinks.files import existing_part, explained, read_json, write_json
+
+SCHEMA_VERSION = 1
+
+Array = NDArray[Any]
+
+
+def run_name(steps: int, gen_len: int, block_len: int) -> str:
+    return f"T{datetime.now():%m%d_%H%M%S}-S{steps}-L{gen_len}-B{block_len}"
+
+
+def create_run(runs_dir: Path, name: str, manifest: dict[str, Any]) -> Path:
+    """A new folder with the manifest in it: ``name``, or ``name-2``, ``name-3``, … when that is taken."""
+    existing = existing_part(runs_dir)
+    with explained("create", runs_dir):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 10_000):
+            folder = runs_dir / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                continue
+    try:
+        write_json(folder / "manifest.json", {"schema_version": SCHEMA_VERSION, **manifest})
+    except BaseException:
+        discard(folder, existing)
+        raise
+    return folder
+
+
+def discard(run: Path, existing: Path) -> None:
+    """Remove a run folder and those above it that were made for it: all below ``existing``."""
+    rmtree(run, ignore_errors=True)
+    for parent in run.absolute().parents:
+        if parent == existing:
+            return
+        with suppress(OSError):  # another run came to live there meanwhile
+            parent.rmdir()
+
+
+def sample_folder(run: Path, index: int) -> Path:
+    return run / f"sample_{index:03d}"
+
+
+def is_done(run: Path, index: int) -> bool:
+    return (sample_folder(run, index) / "sample.json").exists()
+
+
+def cut_batches(count: int, batch_size: int) -> list[range]:
+    """The samples 0…count-1 in batches; a batch is shared out among processes, and redone, as a whole."""
+    return [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+
+
+def evenly_spaced(count: int, steps: int) -> list[int]:
+    """At most ``count`` of the steps 0…steps-1, the first and the last among them."""
+    count = min(count, steps)
+    return sorted({round(i * (steps - 1) / max(count - 1, 1)) for i in range(count)})
+
+
+def unfinished(run: Path, batches: Sequence[range]) -> list[range]:
+    """The batches of which a sample is missing."""
+    return [batch for batch in batches if not all(is_done(run, index) for index in batch)]
+
+
+def update_states(run: Path) -> dict[str, Any]:
+    """Write into the manifest which samples are done; returns the manifest."""
+    manifest: dict[str, Any] = read_json(run / "manifest.json")
+    for sample in manifest["samples"]:
+        sample["state"] = "done" if is_done(run, sample["index"]) else "missing"
+    write_json(run / "manifest.json", manifest)
+    return manifest
+
+
+class Run:
+    """A run folder to read from.
+
+    Raises:
+        InputError: ``path`` is no run folder, or a later version made it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / "manifest.json").is_file():
+            raise InputError(f"{self.path} is not a run folder: it holds no manifest.json")
+        self.manifest: dict[str, Any] = read_json(self.path / "manifest.json")
+        version = self.manifest.get("schema_version") if isinstance(self.manifest, dict) else None
+        if not isinstance(version, int):
+            raise InputError(f"{self.path} is not a run folder: its manifest.json names no schema_version")
+        if version > SCHEMA_VERSION:
+            raise InputError(f"{self.path} has schema version {version}, known here is {SCHEMA_VERSION}: update sinks")
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The samples that are done, in order."""
+        folders = [file.parent for file in self.path.glob("sample_*/sample.json")]
+        return sorted((Sample(folder) for folder in folders), key=lambda sample: sample.index)
+
+
+class Sample:
+    """One sample of a run. Step 0 is the first, -1 the last; layers and heads are the model's own numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.index = int(folder.name.removeprefix("sample_"))
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """All of sample.json."""
+        info: dict[str, Any] = read_json(self.folder / "sample.json")
+        return info
+
+    @property
+    def prompt(self) -> str:
+        return str(self.info["prompt"])
+
+    @property
+    def reference(self) -> str | None:
+        reference: str | None = self.info["reference"]
+        return reference
+
+    @property
+    def text(self) -> str:
+        """What was generated, up to the first end token."""
+        return str(self.info["text"])
+
+    @property
+    def prompt_length(self) -> int:
+        return int(self.info["prompt_length"])
+
+    @property
+    def tokens_text(self) -> list[str]:
+        """The final tokens, one string per position."""
+        return list(self.info["tokens_text"])
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layers that were kept, in the order of the arrays."""
+        return self._kept("layers")
+
+    @cached_property
+    def heads(self) -> list[int]:
+        """The heads that were kept, in the order of the arrays."""
+        return self._kept("heads")
+
+    @cached_property
+    def steps(self) -> int:
+        with _opened(self.folder / "incoming.safetensors") as file:
+            return int(file.get_slice("incoming").get_shape()[0])
+
+    @cached_property
+    def pattern_steps(self) -> list[int]:
+        """The steps whose patterns were kept."""
+        files = (self.folder / "attention").glob("step_*.safetensors")
+        return sorted(int(file.stem.removeprefix("step_")) for file in files)
+
+    def incoming(self, t: int | None = None, layer: int | None = None, head: int | None = None) -> Array:
+        """Incoming attention before blocking, float32 (T, L', H', S) less the axes that are given."""
+        return self._columns("incoming", t, layer, head)
+
+    def value_norm(self, t: int | None = None, layer: int | None = None, head: int | None = None) -> Array:
+        """Norms of the values that each head reads, float32 (T, L', H', S) less the axes that are given."""
+        return self._columns("value_norm", t, layer, head)
+
+    def blocked(self, t: int | None = None) -> Array:
+        """How many keys were blocked, int16 (T, L, H) or (L, H), always in every layer and head."""
+        return self._read("incoming", "blocked", (self._step(t, self.steps),))
+
+    def tokens(self, t: int | None = None) -> Array:
+        """Ids after ``t`` steps, int32 (T+1, S) or (S,): 0 is the start and -1 the result."""
+        return self._read("trajectory", "tokens", (self._step(t, self.steps + 1),))
+
+    def confidence(self, t: int | None = None) -> Array:
+        """float32 (T, S) or (S,), NaN where no token could be placed."""
+        return self._read("trajectory", "confidence", (self._step(t, self.steps),)).astype(np.float32)
+
+    @property
+    def unmasked_at(self) -> Array:
+        """int32 (S,): the step at which a position got its token; -1: never, or it is of the prompt."""
+        return self._read("trajectory", "unmasked_at", (slice(None),))
+
+    def pattern(self, t: int, layer: int, head: int | None = None) -> Array:
+        """The attention pattern, float32 (S, S) [query, key]; without a head the mean over the heads kept."""
+        t = t % self.steps if -self.steps <= t < 0 else t
+        if t not in self.pattern_steps:
+            there = ", ".join(map(str, self.pattern_steps)) or "none; run again with --attention mean or full"
+            raise InputError(f"{self.folder} keeps no pattern of step {t}; there are: {there}")
+        name, layer = f"attention/step_{t:04d}", self._position("layer", layer)
+        with _opened(self.folder / f"{name}.safetensors") as file:
+            full = file.metadata()["kind"] == "full"
+        if full and head is not None:
+            return self._read(name, "pattern", (layer, self._position("head", head))).astype(np.float32)
+        if head is not None:
+            raise InputError(f"{self.folder} keeps the mean over heads only; run again with --attention full")
+        pattern = self._read(name, "pattern", (layer,)).astype(np.float32)
+        return np.asarray(pattern.mean(0)) if full else pattern
+
+    def _columns(self, name: str, t: int | None, layer: int | None, head: int | None) -> Array:
+        kept = (self._step(t, self.steps), self._position("layer", layer), self._position("head", head))
+        return self._read("incoming", name, kept).astype(np.float32)
+
+    def _step(self, t: int | None, count: int) -> int | slice:
+        if t is None:
+            return slice(None)
+        if not -count <= t < count:
+            raise InputError(f"step {t} is not in {self.folder}: there are 0 to {count - 1}")
+        return t % count
+
+    def _position(self, what: str, number: int | None) -> Any:
+        """Where a layer or head lies in the arrays."""
+        kept = self.layers if what == "layer" else self.heads
+        if number is None:
+            return slice(None)
+        if number not in kept:
+            raise InputError(f"{what} {number} is not in {self.folder}: there are {', '.join(map(str, kept))}")
+        return kept.index(number)
+
+    def _kept(self, what: str) -> list[int]:
+        with _opened(self.folder / "incoming.safetensors") as file:
+            return [int(number) for number in file.metadata()[what].split(",")]
+
+    def _read(self, file: str, name: str, index: tuple[int | slice, ...]) -> Array:
+        path = self.folder / f"{file}.safetensors"
+        with _opened(path) as opened:
+            if name not in opened.keys():  # noqa: SIM118 (not a mapping)
+                raise InputError(f"{path} holds no {name}; this run did not keep it")
+            return np.asarray(opened.get_slice(name)[index])
+
+
+def _opened(path: Path) -> Any:
+    try:
+        with explained("read", path):
+            return safe_open(path, framework="numpy")
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error}); --resume cannot mend it, make the sample again") from error
+
+
+def find_runs(root: str | Path, model: str | None = None) -> list[Run]:
+    """All runs in ``root`` and below, or ``root`` itself, by path; of one model when ``model`` is given."""
+    root = Path(root)
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    manifests = [path for path in sorted(root.rglob("manifest.json")) if "schema_version" in read_json(path)]
+    runs = [Run(path.parent) for path in manifests]
+    return [run for run in runs if model in (None, run.manifest["model"]["name"])]

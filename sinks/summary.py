@@ -1,0 +1,96 @@
+"""What a run shows, in a few figures; NumPy only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sinks.detection import detect
+from sinks.runs import Run, Sample, evenly_spaced
+from sinks.tiny.problems import extract_answer
+
+_STEPS_READ = 500  # of all samples together: figures of a large run come from a part of it
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of the samples that are done; shares lie between 0 and 1.
+
+    exact: answers whose number after ``####`` is that of the reference, of ``judged`` that have one there.
+    sink_heads: share of (step, layer, head) with a sink; sink_tokens: share of (step, layer, head, token) that are one.
+    moves: share of (layer, head) whose strongest key is another one than a step before; None with one step.
+    """
+
+    samples: int
+    planned: int
+    tokens_per_second: float
+    exact: int
+    judged: int
+    masked: int
+    empty: int
+    epsilon: float
+    sink_heads: float
+    sink_tokens: float
+    moves: float | None
+
+    def lines(self) -> list[str]:
+        lines = [f"samples         {self.samples} of {self.planned} done, {self.tokens_per_second:.0f} tokens/s"]
+        if self.judged:
+            lines.append(f"exact answers   {self.exact} of {self.judged}")
+        if self.masked or self.empty:
+            lines.append(f"answers         {self.masked} still hold mask tokens, {self.empty} are empty")
+        lines.append(
+            f"sinks           in {self.sink_heads:.1%} of all (step, layer, head), epsilon {self.epsilon:g}; "
+            f"{self.sink_tokens:.2%} of the tokens there"
+        )
+        if self.moves is not None:
+            lines.append(f"strongest key   another one than a step before in {self.moves:.1%} of all (layer, head)")
+        return lines
+
+
+def summarise(run: Run, epsilon: float = 3.0) -> Summary:
+    """Read a run once; of a large one, evenly spaced steps."""
+    samples = run.samples
+    pairs = [(extract_answer(s.text), extract_answer(s.reference or "")) for s in samples]
+    mask = run.manifest["spec"]["mask_token_id"]
+    finals = [sample.tokens(-1)[sample.prompt_length :] for sample in samples]
+    sink_heads, sink_tokens, moves = _sinks(samples, epsilon)
+    return Summary(
+        samples=len(samples),
+        planned=len(run.manifest["samples"]),
+        tokens_per_second=_speed(samples, sum(len(final) for final in finals)),
+        exact=sum(expected is not None and answer == expected for answer, expected in pairs),
+        judged=sum(expected is not None for _, expected in pairs),
+        masked=sum(bool(np.any(final == mask)) for final in finals),
+        empty=sum(not sample.text.strip() for sample in samples),
+        epsilon=epsilon,
+        sink_heads=sink_heads,
+        sink_tokens=sink_tokens,
+        moves=moves,
+    )
+
+
+def _speed(samples: Sequence[Sample], tokens: int) -> float:
+    """Tokens per second of computing; the samples of a batch share its seconds."""
+    timings = [sample.info["timings"] for sample in samples]
+    seconds = sum(timing["seconds"] / timing["samples_together"] for timing in timings)
+    return tokens / seconds if seconds else 0.0
+
+
+def _sinks(samples: Sequence[Sample], epsilon: float) -> tuple[float, float, float | None]:
+    steps = [(sample, t) for sample in samples for t in range(sample.steps)]
+    heads, tokens, moves = [], [], []
+    for sample, t in [steps[i] for i in evenly_spaced(_STEPS_READ, len(steps))]:
+        incoming = sample.incoming(t)
+        sinks = detect(incoming, epsilon)
+        heads.append(sinks.any(-1).mean())
+        tokens.append(sinks.sum() / (~np.isnan(incoming)).sum())
+        if t > 0:
+            moves.append((_strongest(incoming) != _strongest(sample.incoming(t - 1))).mean())
+    return float(np.mean(heads)), float(np.mean(tokens)), float(np.mean(moves)) if moves else None
+
+
+def _strongest(incoming: np.ndarray) -> np.ndarray:
+    return np.asarray(np.nan_to_num(incoming, nan=-1.0).argmax(-1))
