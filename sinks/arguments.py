@@ -86,6 +86,8 @@ def resolve(script: str, arguments: Mapping[str, Any]) -> Settings:
             family that this script is not for.
     """
     given = {_SYNONYMS.get(name, name): _plain(name, value) for name, value in arguments.items()}
+    if len(given) < len(arguments):
+        raise InputError(f"an argument was given twice under two names: {', '.join(sorted(arguments))}")
     checkpoint = next((str(given.pop(name)) for name in _CHECKPOINT if given.get(name)), None)
     if checkpoint is None:
         raise InputError(f"no model was given; add {_CHECKPOINT[script != LLADA_SCRIPT]}=… to --model_args")
@@ -130,7 +132,7 @@ def _check_known(script: str, family: str, given: Mapping[str, Any]) -> None:
 def _sampling(family: str, script: str, values: Mapping[str, Any]) -> Sampling:
     chosen = {name: values[name] for name in remasking.settings_of(family) if name in values}
     if script == LLADA_SCRIPT:
-        chosen.setdefault("block_len", chosen["gen_len"])
+        chosen["block_len"] = chosen.get("block_len") or chosen["gen_len"]
     return remasking.resolve(family, **chosen)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -251,7 +252,7 @@ def reference(
     mask = visible.mask(0, query.shape[2], key.shape[2], query.device)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    tally = _Tally(ask, layer)
+    tally = _Tally(ask, layer, rows_may_be_empty=mask is not None)
     weights = tally.add(scores, first=visible.offset)
     return (weights @ value).to(query.dtype).transpose(1, 2).contiguous(), tally.observation()
 
@@ -261,16 +262,17 @@ def chunked(
 ) -> tuple[Tensor, Observation]:
     """The same a few queries at a time: memory O(K) per head beside the result, any device."""
     (batch, heads, queries, dim), (_, key_heads, keys, _) = query.shape, key.shape
-    key, value = key.float().transpose(-1, -2), value.float()
+    key, value = key.float().transpose(-1, -2) * scale, value.float()
     output = query.new_empty(batch, queries, heads, value.shape[-1])
-    tally = _Tally(ask, layer)
+    masked = visible.keys is not None or visible.begin is not None or visible.end is not None
+    tally = _Tally(ask, layer, rows_may_be_empty=masked)
     rows = max(1, _CHUNK_BYTES // (4 * batch * heads * keys))
     for first in range(0, queries, rows):
         part = query[:, :, first : first + rows]
         last = first + part.shape[2]
         # Query heads that share a key head become further rows of one product, so that keys are never repeated.
         grouped = part.float().reshape(batch, key_heads, -1, dim)
-        scores = (grouped @ key * scale).view(batch, heads, last - first, keys)
+        scores = (grouped @ key).view(batch, heads, last - first, keys)
         mask = visible.mask(first, last, keys, query.device)
         if mask is not None:
             scores = scores.masked_fill_(~mask, -torch.inf)
@@ -286,18 +288,19 @@ PATHS = {"reference": reference, "chunked": chunked}
 class _Tally:
     """Adds up what is asked of one layer while its scores go by, some rows at a time."""
 
-    def __init__(self, ask: Ask, layer: int) -> None:
+    def __init__(self, ask: Ask, layer: int, rows_may_be_empty: bool) -> None:
         self.ask, self.keep_pattern = ask, ask.wants_pattern(layer)
+        self.softmax = softmax if rows_may_be_empty else partial(torch.softmax, dim=-1)
         self.blocked = None if ask.blocked is None else ask.blocked[layer][:, :, None, :]
         self.columns: dict[Measure, Tensor] = {}
         self.rows: list[Tensor] = []
 
     def add(self, scores: Tensor, first: int) -> Tensor:
         """Take scores (B, H, q, K) of the queries at positions ``first``…; return the weights that mix the values."""
-        pattern = softmax(scores)
+        pattern = self.softmax(scores)
         after = pattern
         if self.blocked is not None and self.ask.path == "scores":
-            after = softmax(scores.masked_fill(self.blocked, -torch.inf))
+            after = self.softmax(scores.masked_fill(self.blocked, -torch.inf))
         for measure in self.ask.measures:
             weights = (after if measure.after_blocking else pattern).detach()
             sums = _column_sums(weights, first if measure.exclude_self else None, measure.last_query)

@@ -33,10 +33,10 @@ def main(script: str) -> None:
     setup_logging()
     cli = HarnessCLI()
     options = cli.parse_args()
-    if getattr(options, "model_args", "none") == "none":  # a subcommand that evaluates nothing
+    if options.command != "run":
         return cli.execute(options)
     _complete(options, script, own)
-    run = {"batch_size": options.batch_size or 1, "device": options.device}
+    run = {"batch_size": getattr(options, "batch_size", None) or 1, "device": options.device}
     settings = arguments.resolve(options.model, {**options.model_args, **run})
     if own.print_config:
         return _print_config(options, settings)
@@ -63,17 +63,17 @@ def _own_options() -> tuple[argparse.Namespace, list[str]]:
 def _complete(options: argparse.Namespace, script: str, own: argparse.Namespace) -> None:
     """Fill in what was not given: from a preset, and where lm-eval's default would mislead."""
     preset = read_preset(own.preset) if own.preset else {}
-    given = options.model_args or {}
+    given = getattr(options, "model_args", None) or {}
     options.model_args = {**preset.pop("model_args", {}), **given}
     if "model_path" in options.model_args:  # lm-eval names the folder of the results after "pretrained"
         options.model_args["pretrained"] = options.model_args.pop("model_path")
     for name, value in preset.items():
         if name not in _OWN_KEYS and not getattr(options, name, None):
             setattr(options, name, value)
-    options.model = options.model or script
+    options.model = getattr(options, "model", None) or script
     if options.model not in arguments.FAMILIES_OF:
         raise InputError(f"--model {options.model} is not for this script; use {script}")
-    options.device = options.model_args.pop("device", None) or options.device or "auto"
+    options.device = options.model_args.pop("device", None) or getattr(options, "device", None) or "auto"
     if own.use_cache:
         options.model_args["answers"] = own.use_cache
 

@@ -56,9 +56,9 @@ def processes(device: str = "auto") -> PartialState:
 
 
 def own_device(device: str) -> str:
-    """Where this process computes, when several share the devices that "auto" leaves open."""
+    """Where this process computes: of several, each has its own where the settings leave it open."""
     state = processes(device)
-    return str(state.device) if device == "auto" and state.num_processes > 1 else device
+    return str(state.device) if device in ("auto", "cuda") and state.num_processes > 1 else device
 
 
 def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence[str]) -> Launch:
@@ -154,6 +154,7 @@ def fill(plan: Plan, launch: Launch) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         update_states(launch.folder)
+    state.destroy_process_group()
 
 
 def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:

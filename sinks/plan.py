@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sinks import families, models, remasking
+from sinks import checkpoints, families, models, remasking
 from sinks.attention import Capture
 from sinks.errors import InputError
-from sinks.files import read_json
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
 from sinks.remasking import Sampling
@@ -69,6 +68,8 @@ class Settings:
             raise InputError(f"epsilon is {self.epsilon}; it must be a number of 0 or more")
         if self.prompt is not None and not self.prompt.strip():
             raise InputError("the prompt is empty")
+        if self.prompt is not None and self.dataset is not None:
+            raise InputError("give a prompt or a dataset, not both")
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,8 @@ def plan(settings: Settings, device: str | None = None) -> Plan:
         InputError: a setting, prompt or checkpoint that cannot be used; what can be known early is said early.
     """
     family, source = _family(settings)
-    if family is not None:
-        _sampling(settings, family)
-    masking = None
+    sampling = _sampling(settings, family)
+    masking = SinkMasking(top_k=1) if sampling.sink_masked else None
     if settings.mask_sinks is not None:
         masking = SinkMasking(epsilon=settings.mask_epsilon, top_k=settings.mask_sinks)
     layers, heads = parse_numbers("layers", settings.layers), parse_numbers("heads", settings.heads)
@@ -125,9 +125,6 @@ def plan(settings: Settings, device: str | None = None) -> Plan:
         dtype=settings.dtype,
         trust_remote_code=settings.trust_remote_code,
     )
-    sampling = _sampling(settings, lm.spec.family)
-    if masking is None and sampling.sink_masked:
-        masking = SinkMasking(top_k=1)
     steps = evenly_spaced(settings.attention_steps, sampling.steps)
     capture = Capture(layers=layers, heads=heads, steps=steps, patterns=PATTERNS[settings.attention])
     batches = cut_batches(len(prompts), settings.batch_size)
@@ -153,14 +150,12 @@ def parse_numbers(name: str, text: str | None) -> list[int] | None:
     return numbers
 
 
-def _family(settings: Settings) -> tuple[str | None, str]:
-    """The family, if the name or a local config.json tells it before loading, and where the checkpoint is."""
-    family, source = models.resolve(settings.model, settings.checkpoint)
-    config = Path(source).expanduser() / "config.json"
-    if family is None and config.is_file():
-        found = families.family_of(read_json(config))
-        family = found.name if found else None
-    return family, source
+def _family(settings: Settings) -> tuple[str, str]:
+    """The family, from the name or config.json, and where the checkpoint is; nothing else is read or fetched."""
+    named, source = checkpoints.resolve(settings.model, settings.checkpoint)
+    folder, _ = checkpoints.folder_of(source, None, ["config.json"])
+    family = checkpoints.known_family(named, checkpoints.read_config(folder), folder)
+    return family.name if family else families.AUTOREGRESSIVE, source
 
 
 def _sampling(settings: Settings, family: str) -> Sampling:
