@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sinks import checkpoints, models, remasking
+from sinks.attention import parse_indices
 from sinks.errors import InputError
 from sinks.families import AUTOREGRESSIVE
 from sinks.masking import FIELDS, SinkMasking
@@ -171,22 +172,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if name in _LISTS and value is not None:
-        return numbers(value if isinstance(value, str | list) else str(value), name)
+        return parse_indices(name, value if isinstance(value, str | list) else str(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
-
-
-def numbers(text: str | list[Any], name: str) -> list[int]:
-    """ "0;3-5" or "0,3-5" or a list as [0, 3, 4, 5]."""
-    parts = text if isinstance(text, list) else text.replace(";", ",").split(",")
-    found: list[int] = []
-    try:
-        for part in parts:
-            first, _, last = str(part).partition("-")
-            found += range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise InputError(f"{name}={text!r} is not a list of numbers; write it like 0;3-5") from None
-    if not found:
-        raise InputError(f"{name}={text!r} names nothing; write it like 0;3-5")
-    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sinks import checkpoints, families, models, remasking
-from sinks.attention import Capture
+from sinks.attention import Capture, parse_indices
 from sinks.errors import InputError
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
@@ -116,7 +116,7 @@ def plan(settings: Settings, device: str | None = None) -> Plan:
     masking = SinkMasking(top_k=1) if sampling.sink_masked else None
     if settings.mask_sinks is not None:
         masking = SinkMasking(epsilon=settings.mask_epsilon, top_k=settings.mask_sinks)
-    layers, heads = parse_numbers("layers", settings.layers), parse_numbers("heads", settings.heads)
+    layers, heads = parse_indices("layers", settings.layers), parse_indices("heads", settings.heads)
     settings, prompts = _prompts(settings, source)
     lm = models.load(
         settings.model,
@@ -133,21 +133,6 @@ def plan(settings: Settings, device: str | None = None) -> Plan:
     lengths = [int(length) for canvas in canvases for length in canvas.valid.sum(-1)]
     layouts = [_layout(lm.spec, sampling, capture, length) for length in lengths]
     return Plan(settings, prompts, lm, sampling, capture, masking, batches, canvases, layouts)
-
-
-def parse_numbers(name: str, text: str | None) -> list[int] | None:
-    """Layers or heads as the command line takes them: "0,3-5" is [0, 3, 4, 5]."""
-    if text is None:
-        return None
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
-            raise InputError(f"{name} {text!r} cannot be read; write numbers and ranges like 0,3-5")
-        numbers += range(int(first), int(last or first) + 1)
-    if len(set(numbers)) < len(numbers):
-        raise InputError(f"{name} {text!r} names one of them twice")
-    return numbers
 
 
 def _family(settings: Settings) -> tuple[str, str]:

@@ -91,6 +91,7 @@ def resolve(family: str, **settings: object) -> Sampling:
     if unknown:
         raise InputError(f"{unknown[0]!r} is no setting of {family}; known are {', '.join(defaults)}")
     values = {**defaults, **given}
+    check_count("gen_len", values["gen_len"])
     if values["steps"] is None:
         values["steps"] = values["gen_len"]
     if family not in _BLOCKWISE:
@@ -105,11 +106,15 @@ def resolve(family: str, **settings: object) -> Sampling:
     return sampling
 
 
+def check_count(name: str, value: object) -> None:
+    """InputError unless it is a whole number of 1 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+
+
 def _check(s: Sampling) -> None:
     for name in ("steps", "gen_len", "block_len"):
-        value = getattr(s, name)
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+        check_count(name, getattr(s, name))
     if not isinstance(s.seed, int) or not 0 <= s.seed < 2**63:
         raise InputError(f"seed is {s.seed!r}; it must be a whole number between 0 and 2^63 - 1")
     if s.remasking not in REMASKING[s.family]:

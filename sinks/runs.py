@@ -262,4 +262,4 @@ def find_runs(root: str | Path, model: str | None = None) -> list[Run]:
         raise InputError(f"there is no folder {root}")
     manifests = [path for path in sorted(root.rglob("manifest.json")) if "schema_version" in read_json(path)]
     runs = [Run(path.parent) for path in manifests]
-    return [run for run in runs if model in (None, run.manifest["model"]["name"])]
+    return [run for run in runs if model in (None, run.manifest["model"])]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from checkpoints import write_dream, write_llada, write_llama
 
-from sinks.arguments import AUTOREGRESSIVE_SCRIPT, DREAM_SCRIPT, LLADA_SCRIPT, numbers, resolve
+from sinks.arguments import AUTOREGRESSIVE_SCRIPT, DREAM_SCRIPT, LLADA_SCRIPT, resolve
 from sinks.errors import InputError
 from sinks.masking import SinkMasking
 
@@ -89,7 +89,7 @@ def test_values_as_lm_eval_reads_them(folders: dict[str, str]) -> None:
 
 def test_digest_holds_what_decides_an_answer(folders: dict[str, str]) -> None:
     base = _llada(folders, sink_top_k=1)
-    others = [
+    others: list[dict[str, Any]] = [
         *({"sink_top_k": 2}, {"sink_epsilon": 1}, {"sink_layers": [0]}, {"sink_heads": [1]}, {"sink_steps": [0, 4]}),
         *({"seed": 1}, {"sink_seed": 1}, {"steps": 16}, {"cfg": 1}, {"dtype": "bfloat16"}, {"temperature": 1}),
         *({"attention": "reference"}, {"remasking": "random"}, {"mask_token_id": 5}, {"max_length": 512}),
@@ -109,7 +109,7 @@ def test_digest_holds_what_decides_an_answer(folders: dict[str, str]) -> None:
         (DREAM_SCRIPT, {"classifier_free_guidance": 2.0}, "classifier_free_guidance=2 is not supported"),
         (LLADA_SCRIPT, {"gen_length": 30, "block_length": 8}, "not divisible"),
         (LLADA_SCRIPT, {"sink_control": "rnd"}, "control='rnd' is unknown; use one of sinks, random, bottom"),
-        (LLADA_SCRIPT, {"sink_layers": "a"}, "sink_layers='a' is not a list of numbers"),
+        (LLADA_SCRIPT, {"sink_layers": "a"}, "sink_layers 'a' cannot be read; write numbers"),
         (LLADA_SCRIPT, {"batch_size": "auto"}, "batch_size is 'auto'"),
         (LLADA_SCRIPT, {"dtype": "fp8"}, "unknown dtype 'fp8'"),
         (AUTOREGRESSIVE_SCRIPT, {"cfg_scale": 1.0}, "no classifier-free guidance"),
@@ -130,8 +130,3 @@ def test_model_of_another_script(folders: dict[str, str]) -> None:
 def test_mmada_goes_through_the_llada_script(tmp_path: Path) -> None:
     folder = write_llada(tmp_path / "mmada", architectures=["MMadaModelLM"], model_type="mmada")
     assert resolve(LLADA_SCRIPT, {"model_path": str(folder), "gen_length": 8}).sampling.family == "MMaDA"
-
-
-def test_numbers() -> None:
-    assert numbers("0,3-5", "--layers") == [0, 3, 4, 5]
-    assert numbers("7", "--layers") == [7]

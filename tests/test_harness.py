@@ -55,9 +55,9 @@ def _requests(prompts: list[str] = PROMPTS, repeats: int = 1, **options: Any) ->
 _CLASSES = {"llada": LLaDAModel, "dream": DreamModel, "ar": AutoregressiveModel}
 
 
-def _model(folders: dict[str, Path], kind: str = "llada", **given: Any) -> EvaluatedModel:
-    blocks = {"block_len": 4} if kind == "llada" else {}
-    model: EvaluatedModel = _CLASSES[kind](pretrained=str(folders[kind]), gen_len=8, **blocks, **given)
+def _model(folders: dict[str, Path], _kind: str = "llada", **given: Any) -> EvaluatedModel:
+    blocks = {"block_len": 4} if _kind == "llada" else {}
+    model: EvaluatedModel = _CLASSES[_kind](pretrained=str(folders[_kind]), gen_len=8, **blocks, **given)
     return model
 
 
@@ -141,7 +141,7 @@ def test_kept_answers_know_their_settings(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     forwards, answers = _count_forwards(monkeypatch), str(tmp_path / "c.db")
-    base = {"sink_top_k": 0, "answers": answers}
+    base: dict[str, Any] = {"sink_top_k": 0, "answers": answers}
     expected = _model(folders, **base).generate_until(_requests(PROMPTS[:3]), disable_tqdm=True)
     assert len(forwards) == 3 * 8
     forwards.clear()
@@ -177,7 +177,7 @@ def _pairs() -> list[Instance]:
 
 
 def test_likelihood_is_that_of_the_package_and_of_no_order(folders: dict[str, Path]) -> None:
-    scoring = {"mc_num": 8, "batch_size": 4}
+    scoring: dict[str, Any] = {"mc_num": 8, "batch_size": 4}
     values = _model(folders, **scoring).loglikelihood(_pairs(), disable_tqdm=True)
     assert _model(folders, **scoring).loglikelihood(_pairs()[::-1], disable_tqdm=True) == values[::-1]
     assert all(value < 0 for value, _ in values)

@@ -1,0 +1,65 @@
+"""Files appear whole or not at all, and a tensor stream is an ordinary safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors.numpy import load_file
+
+from sinks import files
+from sinks.errors import InputError
+from sinks.files import TensorStream, ensure_space, read_json, write_json
+
+
+@given(
+    st.lists(
+        st.sampled_from(["float16", "float32", "int16", "int32"]).flatmap(
+            lambda dtype: arrays(dtype, array_shapes(max_dims=3, max_side=4, min_side=0))
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_a_stream_is_a_safetensors_file(tmp_path_factory: pytest.TempPathFactory, values: list[np.ndarray]) -> None:
+    path = tmp_path_factory.mktemp("stream") / "x.safetensors"
+    with TensorStream(path, {f"t{i}": (v.dtype.name, v.shape) for i, v in enumerate(values)}, {"a": "b"}) as stream:
+        for i, value in enumerate(values):
+            for row in reversed(range(len(value))):
+                stream.put(f"t{i}", value[row], row)
+    read = load_file(path)
+    limit = np.finfo(np.float16).max
+    for i, value in enumerate(values):
+        expected = np.clip(value, -limit, limit) if value.dtype == np.float16 else value
+        np.testing.assert_array_equal(read[f"t{i}"], expected)
+
+
+def test_a_stream_refuses_another_shape(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match=r"x has the shape \(3,\), expected \(2,\)"),
+        TensorStream(tmp_path / "x", {"x": ("int32", (4, 2))}, {}) as stream,
+    ):
+        stream.put("x", np.zeros(3), 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 2**30})
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
+    ensure_space(tmp_path / "not" / "yet", 2**30)
+    with pytest.raises(InputError, match=r"needs 97\.000 GiB, but .* has 1\.000 GiB free"):
+        ensure_space(tmp_path / "not" / "yet", 97 * 2**30)
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"b": "ä", "a": 1})
+    assert path.read_text(encoding="utf-8") == '{\n  "b": "ä",\n  "a": 1\n}\n'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, float("nan"))
+    assert read_json(path) == {"b": "ä", "a": 1}
+    assert list(tmp_path.iterdir()) == [path]
