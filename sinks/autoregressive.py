@@ -71,7 +71,7 @@ class Decoding:
         confidence[:, keys] = probability.masked_fill(self.done, torch.nan)
         self.done = self.done | torch.isin(token, self.ends)
         self.valid[:, keys] = ~self.done  # a row that has ended is never asked again, so its end is no key
-        step = self.observer.report(Step(index, self.tokens, confidence), seen, blocked)
+        step = self.observer.report(Step(index, self.tokens, confidence, ~logits.isnan().any()), seen, blocked)
         return self._accumulated(step, keys)
 
     def _blocked(self, index: int, keys: int) -> Tensor | None:

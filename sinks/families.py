@@ -69,6 +69,7 @@ class Family:
             raise InputError(f"the config.json of this {self.name} checkpoint lacks {', '.join(missing)}")
         config = self.to_stock(official)
         config.is_causal = False
+        config.use_cache = False  # every position may change at every step
         return config
 
 
@@ -171,7 +172,7 @@ _DREAM_SET = (
 # One newline after a header, where LLaDA has two, and an assistant header always: MMaDA's generate.py sets it so.
 _MMADA_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n"
-    "{{ message['content'] | trim }}<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n"
+    "{{ message['content'] | trim }}<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>{{ '\\n' }}"
 )
 
 LLADA = Family(

@@ -235,6 +235,7 @@ def _describe(plan: Plan, index: int, tokens: list[int], batch: range, seconds: 
             "samples_together": len(batch),
             "seconds_per_step": seconds / plan.sampling.steps,
             "tokens_per_second": _speed(plan, batch, plan.sampling.steps, seconds),
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
         },
     }
 

@@ -91,6 +91,9 @@ def is_greedy(
 def exact(lm: LanguageModel, prompt: Tensor | Sequence[int], target: Tensor | Sequence[int]) -> tuple[float, bool]:
     """log p(target | prompt) of an autoregressive model, and whether greedy decoding would write ``target``."""
     prompt, target = _ids(prompt), _ids(target)
+    _check_ids(lm, prompt, target)
+    if not len(prompt):
+        raise InputError("an autoregressive model needs a token before the target")
     inputs = torch.cat([prompt, target])[None, :-1].to(lm.device)
     logits = lm.model(inputs, use_cache=False, logits_to_keep=len(target)).logits[0].float()
     truth = target.to(lm.device)

@@ -6,13 +6,14 @@ The denoising loop and the autoregressive one differ in how they choose tokens; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sinks.attention import Ask, Capture, Measure, Observation
+from sinks.errors import InputError
 from sinks.masking import SinkMasking, blocked_keys, check_range, eligible_keys
 from sinks.models import Spec
 from sinks.noise import Noise
@@ -29,6 +30,7 @@ class Step:
 
     tokens: (B, S) int64 after the step, -1 where nothing is written yet.
     confidence: (B, S) float, NaN where nothing could be placed.
+    finite: () bool, False when the model's logits held NaN.
     incoming: (L', B, H', S) float32 before blocking, NaN where no key is yet; value_norm likewise.
     blocked: (L, B, H) int64, how many keys were blocked in this step.
     patterns: (L', B, H', Q, S), or (L', B, Q, S) for the mean over heads, on the CPU. Padding is included: 0 there.
@@ -37,10 +39,26 @@ class Step:
     index: int
     tokens: Tensor
     confidence: Tensor
+    finite: Tensor
     incoming: Tensor | None = None
     blocked: Tensor | None = None
     value_norm: Tensor | None = None
     patterns: Tensor | None = None
+
+
+def checked(steps: Iterable[Step]) -> Iterator[Step]:
+    """The same steps; InputError at the first whose numbers are none, with the layer and head where that began."""
+    for step in steps:
+        if not bool(step.finite):
+            where = f"step {step.index}"
+            if step.incoming is not None:
+                layer, head = step.incoming.isnan().any(-1).any(1).nonzero()[0].tolist()
+                where += f", layer {layer}, head {head} of those captured"
+            raise InputError(
+                f"the model computed NaN at {where}: its weights are broken, or {step.confidence.dtype} is too narrow; "
+                "try --dtype float32"
+            )
+        yield step
 
 
 class Observer:

@@ -14,7 +14,7 @@ from sinks.errors import InputError
 from sinks.masking import SinkMasking
 from sinks.models import LanguageModel
 from sinks.noise import Noise
-from sinks.observer import Observer, Seen, Step
+from sinks.observer import Observer, Seen, Step, checked
 from sinks.recording import columns
 from sinks.remasking import BlockwiseRemasking, Remasking, Sampling, ScheduledRemasking
 from sinks.remasking import resolve as resolve
@@ -148,7 +148,8 @@ def denoise(
     control = Noise(masking.seed if masking else 0, item_ids.repeat(guided))
     observer = Observer(lm.spec, capture, masking, canvas.valid, control)
     loop = autoregressive.Decoding if lm.spec.attention == "causal" else _Denoising
-    return loop(lm, canvas.tokens, canvas.valid, sampling, observer, Noise(sampling.seed, item_ids)).run()
+    steps = loop(lm, canvas.tokens, canvas.valid, sampling, observer, Noise(sampling.seed, item_ids))
+    return checked(steps.run())
 
 
 class _Denoising:
@@ -188,7 +189,8 @@ class _Denoising:
         chosen = self.strategy.choose(confidence, eligible, self.positions, index) & eligible
         self.tokens = torch.where(chosen, proposal, self.tokens)
         self.done = self.done | self.strategy.finished(self.tokens, index)
-        step = Step(index, self.tokens, confidence.masked_fill(~eligible, torch.nan))
+        confidence = confidence.masked_fill(~eligible, torch.nan)
+        step = Step(index, self.tokens, confidence, finite=~logits.isnan().any())
         return self.observer.report(step, seen, blocked)
 
     def _inputs(self) -> Tensor:

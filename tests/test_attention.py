@@ -7,11 +7,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import ALL, DIFFUSION, PAD, ragged, short, text, tiny
+from tiny_models import ALL, DIFFUSION, ragged, short, text, tiny
 from torch import Tensor, nn
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -60,7 +59,7 @@ class Problem:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Batches, shared key heads, padding on either side, causal or not, windows, a cache, blocked keys, three dtypes."""
+    """Batches, shared key heads, padding on either side, windows, a cache, blocked keys, three dtypes."""
     batch, key_heads, groups, dim = (draw(st.integers(1, high)) for high in (3, 3, 3, 4))
     keys = draw(st.integers(1, 13))
     rule = draw(st.sampled_from(["full", "causal", "window"]))
@@ -455,20 +454,17 @@ def test_a_capture_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
         sinks.Capture(**wrong)
 
 
-def test_memory_of_the_chunked_path_does_not_hold_the_pattern() -> None:
-    """The largest tensor it makes is a chunk, never (B, H, Q, K)."""
-    largest = 0
+def test_the_chunked_path_never_holds_a_whole_pattern() -> None:
+    """Of 256 queries it takes as many at a time as fit into the chunk."""
+    query, visible = torch.randn(1, 4, 256, 8), Visible(torch.ones(1, 256).bool(), None, None, 0)
+    sizes: list[int] = []
     softmax = attention.softmax
-
-    def spy(scores: Tensor) -> Tensor:
-        nonlocal largest
-        largest = max(largest, scores.numel())
-        return softmax(scores)
-
-    query = torch.randn(1, 4, 256, 8)
-    with mock.patch.object(attention, "softmax", spy), mock.patch.object(attention, "_CHUNK_BYTES", 4 * 4 * 256 * 8):
-        PATHS["chunked"](query, query, query, 1.0, Visible(None, None, None, 0), Ask(frozenset({Measure()})), 0)
-    assert largest == 4 * 256 * 8
+    with (
+        mock.patch.object(attention, "softmax", lambda scores: (sizes.append(scores.numel()), softmax(scores))[1]),
+        mock.patch.object(attention, "_CHUNK_BYTES", 4 * 4 * 256 * 24),
+    ):
+        PATHS["chunked"](query, query, query, 1.0, visible, Ask(frozenset({Measure()})), 0)
+    assert sizes == [4 * 256 * 24] * 10 + [4 * 256 * 16]
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -477,6 +473,3 @@ def test_the_module_reaches_its_own_probe_only(kind: str) -> None:
     reached = {id(module.probe) for module in lm.model.modules() if hasattr(module, "layer_idx")}
     assert reached == {id(lm.probe)}
     assert replace(lm.probe.ask) == Ask()
-
-
-assert tiny_models.PAD == PAD

@@ -231,7 +231,7 @@ def test_confidence_eos_eot_inf_is_upstreams() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
 def test_eos_eot_last_keeps_end_tokens_for_the_end(temperature: float) -> None:
-    """Two of four positions propose an end token with the highest confidence; they are taken when nothing else is left."""
+    """The two surest of four positions propose an end token; they are taken when nothing else is left."""
     strategy = blockwise(4, gen_len=4, block_len=4, steps=4, eos_eot_last=True, temperature=temperature)
     tokens, confidence = strategy.propose(LOGITS, torch.arange(4)[None], 0)
     assert tokens.tolist() == [[EOT, 0, EOS, 3]]

@@ -481,7 +481,7 @@ def test_padding_does_not_count_as_length() -> None:
 def test_a_checkpoint_without_a_mask_id_loads_but_does_not_generate(kind: str) -> None:
     lm = tiny(kind, mask_token_id=None)
     assert lm.spec.mask_token_id is None
-    with pytest.raises(InputError, match="names no mask token; pass mask_token_id to sinks.load"):
+    with pytest.raises(InputError, match=r"names no mask token; pass mask_token_id to sinks\.load"):
         sinks.generate(lm, text(1, 3), **short(kind))
 
 
