@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sinks.files import TensorStream, explained, write_json
 from sinks.runs import sample_folder
 
-UNIT = "attention received, summed over queries; mean over keys 1"
+UNIT = "incoming attention: sum over queries, mean 1"
 
 Array = NDArray[Any]
 

@@ -22,7 +22,7 @@ FAMILIES = ("llada", "dream", "mmada")
 PATHS = ("reference", "chunked")
 
 # The configurations name no ids; these are those that the data were made with.
-IDS: dict[str, dict[str, int]] = {
+IDS: dict[str, dict[str, Any]] = {
     "llada": {"mask_token_id": 310, "eos_token_id": 300, "eot_token_id": 301},
     "dream": {"mask_token_id": 311},
     "mmada": {"mask_token_id": 310, "eos_token_id": 300},

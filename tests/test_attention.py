@@ -86,8 +86,8 @@ def problems(draw: st.DrawFn) -> Problem:
     blocked = None
     if draw(st.booleans()):
         blocked = torch.rand(batch, key_heads * groups, keys, generator=seed) < draw(st.sampled_from([0.0, 0.3, 1.0]))
-    typed = (tensor.to(dtype) for tensor in (query, key, value))
-    return Problem(*typed, visible, sees, blocked, draw(st.sampled_from(["scores", "values"])))
+    path = draw(st.sampled_from(["scores", "values"]))
+    return Problem(query.to(dtype), key.to(dtype), value.to(dtype), visible, sees, blocked, path)
 
 
 def _padding(draw: st.DrawFn, batch: int, keys: int) -> Tensor | None:
@@ -430,13 +430,15 @@ def test_a_window_is_an_interval_of_keys(window: int) -> None:
 def test_other_shapes_of_masks_are_refused() -> None:
     with pytest.raises(InputError, match="one interval"):
         visible_keys(1, 4, 4, mask_function=lambda batch, head, i, j: (i - j) % 2 == 0)
+    four = torch.zeros(1, 1, 2, 2)
     with pytest.raises(InputError, match="4-D masks are not supported"):
-        attention.attention(nn.Module(), *[torch.ones(1, 1, 2, 2)] * 3, torch.zeros(1, 1, 2, 2))
+        attention.attention(nn.Module(), four, four, four, four)
 
 
 def test_attention_of_other_mathematics_is_refused() -> None:
+    four = torch.zeros(1, 1, 2, 2)
     with pytest.raises(InputError, match="softcap"):
-        attention.attention(nn.Module(), *[torch.ones(1, 1, 2, 2)] * 3, None, softcap=50.0)
+        attention.attention(nn.Module(), four, four, four, None, softcap=50.0)
 
 
 @pytest.mark.parametrize(
@@ -459,10 +461,12 @@ def test_the_chunked_path_never_holds_a_whole_pattern() -> None:
     query, visible = torch.randn(1, 4, 256, 8), Visible(torch.ones(1, 256).bool(), None, None, 0)
     sizes: list[int] = []
     softmax = attention.softmax
-    with (
-        mock.patch.object(attention, "softmax", lambda scores: (sizes.append(scores.numel()), softmax(scores))[1]),
-        mock.patch.object(attention, "_CHUNK_BYTES", 4 * 4 * 256 * 24),
-    ):
+
+    def spy(scores: Tensor) -> Tensor:
+        sizes.append(scores.numel())
+        return softmax(scores)
+
+    with mock.patch.object(attention, "softmax", spy), mock.patch.object(attention, "_CHUNK_BYTES", 4 * 4 * 256 * 24):
         PATHS["chunked"](query, query, query, 1.0, visible, Ask(frozenset({Measure()})), 0)
     assert sizes == [4 * 256 * 24] * 10 + [4 * 256 * 16]
 

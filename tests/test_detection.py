@@ -28,9 +28,9 @@ MAKERS: list[Callable[[Any], Any]] = [np.asarray, torch.as_tensor]
 NAN = math.nan
 
 
-def bits(found: Any) -> list[bool]:
-    values: list[bool] = found.tolist()
-    return values
+def bits(found: Any) -> Any:
+    """The same in lists of bool."""
+    return found.tolist()
 
 
 def expected(row: list[float], epsilon: float, excluded: list[bool], mean: bool, per_query: bool) -> list[bool | None]:

@@ -146,7 +146,7 @@ def test_token_by_token_likelihood_hides_what_the_official_code_hid(name: str, m
         return weighted(lm, sequence, length, batch, cfg)
 
     monkeypatch.setattr(likelihood, "_weighted", spy)
-    options = {"nll_type": name, "log_type": name.removeprefix("ar_")}
+    options: dict[str, Any] = {"nll_type": name, "log_type": name.removeprefix("ar_")}
     sinks.loglikelihood(model("dream"), given["prefix"], given["target"], batch_size=4, **options)
     assert torch.equal(torch.cat(seen), given[f"{name}/model_input"])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import ALL, DIFFUSION, MASK, ragged, short, text, tiny
+from tiny_models import ALL, DIFFUSION, MASK, ragged, short, text, there, tiny
 from torch import Tensor
 
 import sinks
@@ -36,8 +36,7 @@ def where(blocked: Tensor) -> list[int]:
 
 
 def blocked_in(g: Generation) -> Tensor:
-    assert g.blocked is not None
-    return g.blocked
+    return there(g.blocked)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -131,7 +130,7 @@ def test_budgets(
     incoming: list[float], epsilon: float, ratio: float, top_k: int | None, control: str, flags: list[bool]
 ) -> None:
     eligible = torch.tensor(flags[: len(incoming)])[None]
-    given_masking = {"epsilon": epsilon, "mask_sink_ratio": ratio, "top_k": top_k}
+    given_masking: dict[str, Any] = {"epsilon": epsilon, "mask_sink_ratio": ratio, "top_k": top_k}
     taken = block(SinkMasking(**given_masking), column(*incoming), eligible)
     other = block(SinkMasking(**given_masking, control=control), column(*incoming), eligible)
     found = sinks.detect(column(*incoming), epsilon, ~eligible)
@@ -252,9 +251,7 @@ def test_a_masking_that_blocks_nothing_changes_nothing(kind: str, way: str) -> N
         tiny(kind), ids, mask, capture=sinks.Capture(), masking=SinkMasking(**WAYS[way]), **short(kind)
     )
     assert torch.equal(plain.trajectory, masked.trajectory)
-    assert plain.incoming is not None
-    assert masked.incoming is not None
-    assert torch.equal(plain.incoming.nan_to_num(-1), masked.incoming.nan_to_num(-1))
+    assert torch.equal(there(plain.incoming).nan_to_num(-1), there(masked.incoming).nan_to_num(-1))
     assert plain.blocked is None
     assert blocked_in(masked).shape == (8, 3, 2, 4)
     assert not blocked_in(masked).any()
@@ -320,8 +317,8 @@ def test_a_head_that_shares_its_keys_is_blocked_alone(path: str) -> None:
     assert torch.equal(mixed[0][:, :, others], mixed[1][:, :, others])
     assert not torch.equal(mixed[0][:, :, 1], mixed[1][:, :, 1])
     for layer in (0, 1):  # patterns are those before blocking
-        assert torch.equal(seen[0][layer].pattern, seen[1][layer].pattern)
-    assert not torch.equal(seen[0][2].pattern, seen[1][2].pattern)
+        assert torch.equal(there(seen[0][layer].pattern), there(seen[1][layer].pattern))
+    assert not torch.equal(there(seen[0][2].pattern), there(seen[1][2].pattern))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -334,10 +331,9 @@ def test_more_keys_than_there_are_leave_numbers(
     everything = SinkMasking(top_k=1000, control="bottom")
     g = sinks.generate(lm, ids, mask, capture=sinks.Capture(), masking=everything, **short(kind))
     assert "1000" in caplog.text
-    assert g.incoming is not None
-    there = ~g.incoming.isnan()
-    assert g.incoming[there].isfinite().all()
-    assert there.all() or kind == "ar"
+    incoming = there(g.incoming)
+    assert incoming[~incoming.isnan()].isfinite().all()
+    assert kind == "ar" or not incoming.isnan().any()
     assert g.confidence.nan_to_num(0).isfinite().all()
     assert blocked_in(g).max() < 11
 
@@ -384,14 +380,12 @@ def test_guidance_blocks_each_half_by_its_own_sinks() -> None:
     lm.probe.asked = spy  # type: ignore[method-assign]
     settings = short("llada") | {"cfg_scale": 1.0}
     g = sinks.generate(lm, text(2, 5), capture=sinks.Capture(), masking=SinkMasking(top_k=1), **settings)
-    assert g.incoming is not None
-    assert g.incoming.shape == (8, 3, 2, 4, 13)
+    assert there(g.incoming).shape == (8, 3, 2, 4, 13)
     assert blocked_in(g).shape == (8, 3, 2, 4)
     for step in range(1, 8):
-        blocked = asked[step].blocked
-        assert blocked is not None
+        blocked = there(asked[step].blocked)
         assert blocked.shape == (3, 4, 4, 13)
-        assert torch.equal(blocked[:, :2].int().argmax(-1), g.incoming[step - 1].argmax(-1))
+        assert torch.equal(blocked[:, :2].int().argmax(-1), there(g.incoming)[step - 1].argmax(-1))
     halves = [(ask.blocked[:, :2] != ask.blocked[:, 2:]).any() for ask in asked[1:] if ask.blocked is not None]
     assert all(halves)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import sinks
+from sinks.attention import PATHS
 from sinks.errors import InputError
 from sinks.families import AUTOREGRESSIVE, DREAM, FAMILIES, LLADA, MODELS, family_of
 
@@ -49,7 +50,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
 
 # Options that would change the mathematics
 
-OTHER_LLADA = {
+OTHER_LLADA: dict[str, Any] = {
     "block_type": "sequential",
     "activation_type": "gelu",
     "layer_norm_type": "default",
@@ -69,7 +70,7 @@ OTHER_LLADA = {
     "block_group_size": 2,
     "weight_tying": True,
 }
-OTHER_DREAM = {
+OTHER_DREAM: dict[str, Any] = {
     "hidden_act": "gelu",
     "rope_scaling": {"factor": 4.0, "type": "yarn"},
     "use_sliding_window": True,
@@ -83,7 +84,7 @@ CHANGED = [(write_llada, *item) for item in OTHER_LLADA.items()] + [
 
 @pytest.mark.parametrize(("write", "option", "value"), CHANGED)
 def test_an_option_that_changes_the_mathematics_is_refused(
-    write: Writer, option: str, value: object, tmp_path: Path
+    write: Writer, option: str, value: Any, tmp_path: Path
 ) -> None:
     refused(write(tmp_path / "model", tokenizer=False, **{option: value}), f"{option}={value!r}")
 
@@ -103,7 +104,7 @@ def test_a_size_that_is_missing_is_no_answer(write: Writer, option: str, tmp_pat
 
 
 def test_mmada_follows_the_same_options(tmp_path: Path) -> None:
-    mmada = {"architectures": ["MMadaModelLM"], "model_type": "mmada", "alibi": True}
+    mmada: dict[str, Any] = {"architectures": ["MMadaModelLM"], "model_type": "mmada", "alibi": True}
     refused(write_llada(tmp_path / "model", tokenizer=False, **mmada), "alibi=True")
 
 
@@ -116,7 +117,7 @@ def test_every_tensor_must_be_there(write: Writer, tmp_path: Path) -> None:
     names = sorted(load_file(folder / "model.safetensors"))
     for name in (names[0], names[len(names) // 2], names[-1]):
         whole = load_file(folder / "model.safetensors")
-        change_tensors(folder, lambda tensors, name=name: tensors.pop(name))
+        save_file({k: v for k, v in whole.items() if k != name}, folder / "model.safetensors")
         refused(folder, "missing tensors")
         save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     assert sinks.load(str(folder), device="cpu").spec.layers == 3
@@ -209,8 +210,13 @@ def test_positions_are_rotated_in_the_official_precision(
 ) -> None:
     """LLaDA and MMaDA rotate in float32 whatever the dtype, the others in their own."""
     lm, seen = tiny.__wrapped__(kind, "reference", "bfloat16"), []
-    compute = sinks.attention.PATHS["reference"]
-    monkeypatch.setitem(sinks.attention.PATHS, "reference", lambda *args: (seen.append(args[0]), compute(*args))[1])
+    compute = PATHS["reference"]
+
+    def spy(*args: Any) -> Any:
+        seen.append(args[0])
+        return compute(*args)
+
+    monkeypatch.setitem(PATHS, "reference", spy)
     lm.model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda _, __, output: seen.append(output))
     with torch.no_grad():
         lm.model(text(1, 100))
@@ -250,7 +256,7 @@ def test_a_device_map(tmp_path: Path) -> None:
 
 def test_attention_paths_by_name() -> None:
     assert tiny("llada", "reference").attention_path == "reference"
-    assert sinks.load(str(GOLDEN / "llada"), device="cpu").attention_path in sinks.attention.PATHS
+    assert sinks.load(str(GOLDEN / "llada"), device="cpu").attention_path in PATHS
     refused(GOLDEN / "llada", "unknown attention path 'flash'; use one of auto, reference, chunked", attention="flash")
 
 
@@ -297,14 +303,14 @@ def test_what_a_user_says_goes_before_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_ids_come_from_the_checkpoint(tmp_path: Path) -> None:
-    config = {"eos_token_id": [60, 59], "pad_token_id": 58, "mask_token_id": 57}
+    config: dict[str, Any] = {"eos_token_id": [60, 59], "pad_token_id": 58, "mask_token_id": 57}
     spec = sinks.load(str(write_llada(tmp_path / "model", tokenizer=False, **config)), device="cpu").spec
     assert (spec.mask_token_id, spec.eos_token_id, spec.pad_token_id, spec.eot_token_id) == (57, 60, 58, None)
     assert 60 in spec.end_token_ids
 
 
 def test_ids_may_be_given(tmp_path: Path) -> None:
-    given = {"mask_token_id": 5, "eos_token_id": 6, "eot_token_id": 7, "pad_token_id": 8}
+    given: dict[str, Any] = {"mask_token_id": 5, "eos_token_id": 6, "eot_token_id": 7, "pad_token_id": 8}
     spec = sinks.load(str(write_llada(tmp_path / "model")), device="cpu", **given).spec
     assert {name: getattr(spec, name) for name in given} == given
     assert {6, 7} <= spec.end_token_ids
@@ -416,7 +422,8 @@ def test_a_tokenizer_with_code_and_without_need_of_it(tmp_path: Path) -> None:
 
 
 def test_the_code_of_a_model_is_never_run(tmp_path: Path) -> None:
-    code = {"auto_map": {"AutoConfig": "trap.Config", "AutoModel": "trap.Model", "AutoModelForCausalLM": "trap.Model"}}
+    names = {"AutoConfig": "trap.Config", "AutoModel": "trap.Model", "AutoModelForCausalLM": "trap.Model"}
+    code: dict[str, Any] = {"auto_map": names}
     for write in (write_llada, write_dream):
         folder = write(tmp_path / write.__name__, tokenizer=False, **code)
         (folder / "trap.py").write_text(_TRAP, encoding="utf-8")
@@ -443,7 +450,7 @@ def test_a_chat_format_is_put_around_messages(tmp_path: Path) -> None:
 
 def test_mmadas_own_template(tmp_path: Path) -> None:
     """One newline after a header, and an assistant header at the end."""
-    mmada = {"architectures": ["MMadaModelLM"], "model_type": "mmada"}
+    mmada: dict[str, Any] = {"architectures": ["MMadaModelLM"], "model_type": "mmada"}
     tokenizer = sinks.load(str(write_llada(tmp_path / "model", **mmada)), device="cpu").tokenizer
     assert tokenizer is not None
     rendered = tokenizer.apply_chat_template([{"role": "user", "content": " hi "}], tokenize=False)
@@ -529,7 +536,7 @@ def test_the_first_token_of_a_pretrained_model_is_its_sink(tmp_path: Path) -> No
     source = Path(package.submodule_search_locations[0])
     [gguf] = source.glob("*.gguf")
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
-    pretrained = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name)
+    pretrained: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name)
     pretrained.hf_quantizer = None  # the weights are plain numbers by now and may be saved
     del pretrained.config.quantization_config
     pretrained.save_pretrained(tmp_path)

@@ -10,7 +10,7 @@ import torch
 from checkpoints import write_dream, write_llada
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import ALL, DIFFUSION, MASK, PAD, ragged, short, stock, text, tiny
+from tiny_models import ALL, DIFFUSION, MASK, PAD, ragged, short, stock, text, there, tiny
 from torch import Tensor
 
 import sinks
@@ -48,8 +48,7 @@ LENGTHS, ITEMS = [7, 2, 4, 1], [5, 3, 11, 0]
 
 
 def kept(g: Generation) -> Tensor:
-    assert g.incoming is not None
-    return g.incoming
+    return there(g.incoming)
 
 
 @pytest.mark.parametrize(("kind", "way"), EVERY_WAY)
@@ -67,7 +66,7 @@ def test_a_row_is_what_it_is_alone(kind: str, way: dict[str, Any]) -> None:
         for got, want in (
             (kept(together)[:, :, row, :, left:], kept(alone)[:, :, 0]),
             (together.confidence[:, row, left:], alone.confidence[:, 0]),
-            (together.value_norm[:, :, row, :, left:], alone.value_norm[:, :, 0]),  # type: ignore[index]
+            (there(together.value_norm)[:, :, row, :, left:], there(alone.value_norm)[:, :, 0]),
         ):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0, equal_nan=True)
 
@@ -135,7 +134,7 @@ def test_equal_confidences_do_not_depend_on_padding() -> None:
     lm = tiny.__wrapped__("llada")
     lm.model.lm_head.weight.data *= 60
     ids, mask = ragged([12, 3])
-    options = {"gen_len": 32, "block_len": 32, "steps": 8}
+    options: dict[str, Any] = {"gen_len": 32, "block_len": 32, "steps": 8}
     together = sinks.generate(lm, ids, mask, **options)
     alone = sinks.generate(lm, ids[1:, -3:], **options)
     assert int((alone.confidence[0] == 1).sum()) > 4
@@ -214,8 +213,7 @@ def test_what_is_captured_is_what_each_forward_pass_shows(kind: str) -> None:
             lm.model(g.trajectory[step])
         assert torch.equal(kept(g)[step], rec.incoming)
         assert torch.equal(g.patterns[step], rec.patterns)
-        assert g.value_norm is not None
-        assert torch.equal(g.value_norm[step], rec.value_norm)
+        assert torch.equal(there(g.value_norm)[step], rec.value_norm)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -232,14 +230,12 @@ def test_a_part_of_the_capture(kind: str) -> None:
     )
     assert kept(part).shape[:4] == (8, 2, 2, 2)
     assert torch.equal(kept(part).nan_to_num(-1), kept(whole)[:, layers][:, :, :, heads].nan_to_num(-1))
-    assert whole.value_norm is not None
-    assert part.value_norm is not None
-    assert torch.equal(part.value_norm.nan_to_num(-1), whole.value_norm[:, layers][:, :, :, heads].nan_to_num(-1))
+    norms = there(whole.value_norm)[:, layers][:, :, :, heads]
+    assert torch.equal(there(part.value_norm).nan_to_num(-1), norms.nan_to_num(-1))
     assert sorted(part.patterns) == [0, 5]
     for step, pattern in part.patterns.items():
         assert torch.equal(pattern, whole.patterns[step][layers][:, :, heads])
-    assert part.blocked is not None
-    assert part.blocked.shape == (8, 3, 2, 4)
+    assert there(part.blocked).shape == (8, 3, 2, 4)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -276,7 +272,7 @@ def test_masking_and_capture_may_measure_differently() -> None:
         for capture in (None, sinks.Capture(), sinks.Capture(exclude_self=True))
     ]
     assert all(torch.equal(g.trajectory, shown[0].trajectory) for g in shown)
-    assert all(torch.equal(g.blocked, shown[0].blocked) for g in shown)  # type: ignore[arg-type]
+    assert all(torch.equal(there(g.blocked), there(shown[0].blocked)) for g in shown)
     torch.testing.assert_close(kept(shown[1]).sum(-1), torch.full((8, 3, 1, 4), 13.0), atol=1e-4, rtol=0)
 
 
@@ -319,7 +315,7 @@ def test_eos_eot_last_ends_the_text_late() -> None:
     """With a head that loves the end token, upstream's default fills it in early and the option keeps it to the end."""
     lm = tiny.__wrapped__("llada", eos_token_id=PAD)
     lm.model.lm_head.weight.data[PAD] *= 3
-    options = {"gen_len": 12, "block_len": 12}
+    options: dict[str, Any] = {"gen_len": 12, "block_len": 12}
     early, late = (sinks.generate(lm, text(1, 5), eos_eot_last=last, **options) for last in (False, True))
     for g, last in ((early, False), (late, True)):
         ends = torch.stack([(g.trajectory[step + 1] == PAD) & (g.trajectory[step] == MASK) for step in range(12)])
@@ -347,7 +343,8 @@ def ends_with(token: int) -> LanguageModel:
 
 def test_greedy_decoding_is_that_of_transformers() -> None:
     ids, mask = ragged([7, 4])
-    expected = stock("ar").generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    own: Any = stock("ar")
+    expected = own.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
     g = sinks.generate(tiny("ar"), ids, mask, gen_len=8)
     assert torch.equal(g.tokens, expected)
     assert g.trajectory.shape == (9, 2, 15)
@@ -361,7 +358,6 @@ def test_attention_adds_up_row_by_row(kind: str) -> None:
     """At every step what one pass over everything shows, and NaN where there is no key; also beyond the window."""
     lm, (ids, mask) = tiny(kind), ragged([6, 3])
     g = sinks.generate(lm, ids, mask, gen_len=8, capture=sinks.Capture(patterns="full", value_norm=True))
-    assert g.value_norm is not None
     for step in range(8):
         keys = 6 + step
         whole = torch.cat([mask, torch.ones(2, step, dtype=torch.int64)], 1)
@@ -370,13 +366,17 @@ def test_attention_adds_up_row_by_row(kind: str) -> None:
         torch.testing.assert_close(kept(g)[step, ..., :keys], rec.incoming, atol=1e-4, rtol=0)
         assert kept(g)[step, ..., keys:].isnan().all()
         torch.testing.assert_close(
-            g.value_norm[step, :, 1, :, keys - step - 1], rec.value_norm[:, 1, :, keys - step - 1]
+            there(g.value_norm)[step, :, 1, :, keys - step - 1], rec.value_norm[:, 1, :, keys - step - 1]
         )
         torch.testing.assert_close(g.patterns[step][..., -1, :keys], rec.patterns[..., -1, :], atol=1e-5, rtol=0)
 
 
 def test_a_row_that_has_ended_is_what_it_is_alone() -> None:
-    options = {"gen_len": 12, "capture": sinks.Capture(value_norm=True), "masking": sinks.SinkMasking(top_k=1)}
+    options: dict[str, Any] = {
+        "gen_len": 12,
+        "capture": sinks.Capture(value_norm=True),
+        "masking": sinks.SinkMasking(top_k=1),
+    }
     ids = text(2, 6)
     first, second = sinks.generate(tiny("ar"), ids, **options).tokens[:, 6:].tolist()
     lm = ends_with(next(token for token in first[2:] if token not in second))
@@ -385,10 +385,10 @@ def test_a_row_that_has_ended_is_what_it_is_alone() -> None:
     for row in range(2):
         alone = sinks.generate(lm, ids[row : row + 1], **options)
         assert torch.equal(alone.trajectory[:, 0], together.trajectory[:, row])
-        assert torch.equal(alone.blocked[:, :, 0], together.blocked[:, :, row])  # type: ignore[index]
+        assert torch.equal(there(alone.blocked)[:, :, 0], there(together.blocked)[:, :, row])
         for got, want in (
             (kept(together)[:, :, row], kept(alone)[:, :, 0]),
-            (together.value_norm[:, :, row], alone.value_norm[:, :, 0]),  # type: ignore[index]
+            (there(together.value_norm)[:, :, row], there(alone.value_norm)[:, :, 0]),
             (together.confidence[:, row], alone.confidence[:, 0]),
         ):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0, equal_nan=True)
@@ -406,9 +406,8 @@ def test_nothing_is_written_after_the_end() -> None:
 
 def test_the_newest_key_is_never_blocked() -> None:
     g = sinks.generate(tiny("ar"), text(1, 2), gen_len=8, masking=sinks.SinkMasking(top_k=99, control="bottom"))
-    assert g.blocked is not None
     most = torch.arange(8) + 1  # of 2 + step keys the newest stays, and of the others one at least
-    assert (g.blocked.amax((1, 2, 3)) <= most).all()
+    assert (there(g.blocked).amax((1, 2, 3)) <= most).all()
 
 
 # Prompts

@@ -16,7 +16,7 @@ import pytest
 import torch
 from checkpoints import write_dream, write_llada
 from safetensors import safe_open
-from tiny_models import ALL, DIFFUSION, short, text, tiny
+from tiny_models import ALL, DIFFUSION, short, text, there, tiny
 from torch import Tensor
 
 import inference_model
@@ -105,9 +105,8 @@ def test_padding_is_no_text(kind: str, path: str) -> None:
     padded_run = sinks.generate(lm, padded, mask, capture=sinks.Capture(), masking=masking, **short(kind))
     run = sinks.generate(lm, short_ids, capture=sinks.Capture(), masking=masking, **short(kind))
     assert torch.equal(padded_run.tokens[:, 2:], run.tokens)
-    assert padded_run.incoming is not None
-    assert (padded_run.incoming[..., :2] == 0).all()
-    assert torch.equal(padded_run.blocked, run.blocked)  # type: ignore[arg-type]
+    assert (there(padded_run.incoming)[..., :2] == 0).all()
+    assert torch.equal(there(padded_run.blocked), there(run.blocked))
 
 
 # 5. One kernel returns no attention, another does (huggingface/transformers#30978, #38750, #31990)
@@ -122,9 +121,8 @@ def test_every_path_returns_attention(kind: str) -> None:
         assert tiny(kind, path).attention_path == path
     reference, chunked = seen["reference"], seen["chunked"]
     assert torch.equal(reference.tokens, chunked.tokens)
-    assert reference.incoming is not None
-    assert chunked.incoming is not None
-    torch.testing.assert_close(reference.incoming, chunked.incoming, atol=1e-5, rtol=1e-5, equal_nan=True)
+    incoming = there(reference.incoming), there(chunked.incoming)
+    torch.testing.assert_close(*incoming, atol=1e-5, rtol=1e-5, equal_nan=True)
     for step in range(8):
         assert (reference.patterns[step] - chunked.patterns[step]).abs().max() < 1e-5
 
@@ -145,7 +143,7 @@ def test_as_many_keys_as_there_are(kind: str, path: str, dtype: str, control: st
     """S = 4 and top_k 4; in the second row sinks and padding together are all keys."""
     lm = tiny(kind, path, dtype)
     ids, mask = torch.tensor([[5, 6], [62, 6]]), torch.tensor([[1, 1], [0, 1]])
-    block_len = {"block_len": 2} if kind in ("llada", "mmada") else {}
+    block_len: dict[str, Any] = {"block_len": 2} if kind in ("llada", "mmada") else {}
     logits: list[Tensor] = []
     hook = lm.model.lm_head.register_forward_hook(lambda _, __, output: logits.append(output))
     try:
@@ -161,12 +159,10 @@ def test_as_many_keys_as_there_are(kind: str, path: str, dtype: str, control: st
     finally:
         hook.remove()
     assert all(output.isfinite().all() for output in logits)
-    assert g.incoming is not None
-    assert g.blocked is not None
-    there = g.incoming if kind in DIFFUSION else g.incoming[-1, ..., :3]  # the last token is no key yet
-    assert there.isfinite().all()
-    assert (g.blocked[..., 0, :] <= 3).all()
-    assert (g.blocked[..., 1, :] <= 2).all()
+    incoming = there(g.incoming) if kind in DIFFUSION else there(g.incoming)[-1, ..., :3]  # the last is no key yet
+    assert incoming.isfinite().all()
+    assert (there(g.blocked)[..., 0, :] <= 3).all()
+    assert (there(g.blocked)[..., 1, :] <= 2).all()
 
 
 # 9. top-k larger than the number of keys (idiap/fast-transformers#64)
@@ -176,8 +172,7 @@ def test_more_sinks_are_asked_for_than_keys_are_open(caplog: pytest.LogCaptureFi
     """S = 6 and k = 10: no more than 5, which is said."""
     ids, masking = text(1, 2), SinkMasking(top_k=10)
     g = sinks.generate(tiny("llada"), ids, masking=masking, gen_len=4, block_len=4)
-    assert g.blocked is not None
-    assert g.blocked.max() <= 5
+    assert there(g.blocked).max() <= 5
     assert "top_k 10 would leave no key open: at most 5 are blocked" in caplog.text
 
 
@@ -193,13 +188,13 @@ def test_fewer_sinks_are_there_than_were_asked_for() -> None:
 
 
 def test_the_number_that_was_blocked_is_kept_for_every_step_layer_and_head() -> None:
-    options = {"capture": sinks.Capture(), "masking": SinkMasking(epsilon=0.5, top_k=10)} | short("llada")
+    options: dict[str, Any] = {"capture": sinks.Capture(), "masking": SinkMasking(epsilon=0.5, top_k=10)} | short(
+        "llada"
+    )
     g = sinks.generate(tiny("llada"), text(1, 32), **options)
-    assert g.incoming is not None
-    assert g.blocked is not None
-    found = sinks.detect(g.incoming, 0.5).sum(-1)
-    assert torch.equal(g.blocked[1:], found[:-1].clamp(max=10))
-    assert len(g.blocked[1:].unique()) > 3
+    blocked = there(g.blocked)[1:]
+    assert torch.equal(blocked, sinks.detect(there(g.incoming), 0.5).sum(-1)[:-1].clamp(max=10))
+    assert len(blocked.unique()) > 3
 
 
 # 15. Values above 1 confuse readers (mit-han-lab/streaming-llm#86)

@@ -92,6 +92,12 @@ def ragged(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
     return ids.masked_fill(~mask, PAD), mask.long()
 
 
+def there(tensor: Tensor | None) -> Tensor:
+    """A part of a generation that was asked for."""
+    assert tensor is not None
+    return tensor
+
+
 def short(kind: str) -> dict[str, Any]:
     """Settings of a small generation: eight tokens, eight steps, two blocks where there are blocks."""
     return {"gen_len": 8} | ({"block_len": 4} if kind.startswith(("llada", "mmada")) else {})
