@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sinks import detection
@@ -279,6 +279,7 @@ def test_the_strongest_and_of_equals_the_first(
 
 
 @given(values=st.lists(st.integers(0, 4), min_size=1, max_size=40), count=st.integers(0, 45))
+@example(values=[3, 1] * 100, count=150)
 def test_select_is_a_stable_sort(values: list[int], count: int) -> None:
     order = sorted(range(len(values)), key=lambda j: (-values[j], j))[:count]
     for make in MAKERS:

@@ -378,16 +378,22 @@ def test_guidance_blocks_each_half_by_its_own_sinks() -> None:
         return remember(ask)
 
     lm.probe.asked = spy  # type: ignore[method-assign]
-    settings = short("llada") | {"cfg_scale": 1.0}
-    g = sinks.generate(lm, text(2, 5), capture=sinks.Capture(), masking=SinkMasking(top_k=1), **settings)
+    options: dict[str, Any] = {"cfg_scale": 1.0, "capture": sinks.Capture(), "masking": SinkMasking(epsilon=0.5)}
+    g = sinks.generate(lm, text(2, 5), **options, **short("llada"))
     assert there(g.incoming).shape == (8, 3, 2, 4, 13)
     assert blocked_in(g).shape == (8, 3, 2, 4)
     for step in range(1, 8):
         blocked = there(asked[step].blocked)
         assert blocked.shape == (3, 4, 4, 13)
-        assert torch.equal(blocked[:, :2].int().argmax(-1), there(g.incoming)[step - 1].argmax(-1))
-    halves = [(ask.blocked[:, :2] != ask.blocked[:, 2:]).any() for ask in asked[1:] if ask.blocked is not None]
-    assert all(halves)
+        assert torch.equal(blocked[:, :2], sinks.detect(there(g.incoming)[step - 1], 0.5))
+        assert torch.equal(blocked[:, :2].sum(-1), blocked_in(g)[step])
+        assert not torch.equal(blocked[:, :2].sum(-1), blocked[:, 2:].sum(-1))
+
+
+def test_the_first_step_blocks_nothing_whatever_is_asked() -> None:
+    masking = SinkMasking(steps=(0, 3))
+    assert [masking.acts_at(step) for step in range(5)] == [False, True, True, True, False]
+    assert not any(SinkMasking(top_k=0).acts_at(step) for step in range(5))
 
 
 # Positions are filled by draws: confidences that differ in the last digits would make this a test of rounding.

@@ -150,7 +150,7 @@ def test_metadata_name_the_unit(run: Path) -> None:
     length = int.from_bytes(header[:8], "little")
     metadata = json.loads(header[8 : 8 + length])["__metadata__"]
     assert metadata == {
-        "unit": "attention received, summed over queries; mean over keys 1",
+        "unit": "incoming attention: sum over queries, mean 1",
         "layers": "2,0",
         "heads": "1,3,0",
     }
