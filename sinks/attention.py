@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-from sinks.errors import InputError
+from sinks.errors import InputError, is_whole
 
 NAME = "sinks"
 PATTERNS = ("none", "mean", "full")
@@ -33,7 +33,7 @@ def check_indices(name: str, chosen: Collection[int] | None) -> None:
         return
     if not isinstance(chosen, Sequence | Set | range) or not chosen:
         raise InputError(f"{name}={chosen!r} must be a list of one or more indices, or None for all")
-    if not all(isinstance(index, int) and index >= 0 for index in chosen):
+    if not all(is_whole(index) and index >= 0 for index in chosen):
         raise InputError(f"{name}={chosen!r} must hold whole numbers of 0 or more")
 
 

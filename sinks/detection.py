@@ -13,7 +13,7 @@ from typing import Any
 
 import array_api_compat
 
-from sinks.errors import InputError
+from sinks.errors import InputError, is_real
 
 Array = Any  # numpy.ndarray or torch.Tensor; array_api_compat makes the two speak alike
 
@@ -114,7 +114,7 @@ def pool(incoming: Array, scope: str, layer_axis: int, head_axis: int = -2) -> A
 
 
 def _check(epsilon: float, normalization: str, visibility: str) -> None:
-    if not (math.isfinite(epsilon) and epsilon >= 0):
+    if not is_real(epsilon) or not 0 <= epsilon < math.inf:
         raise InputError(f"epsilon is {epsilon}; it must be a number of 0 or more")
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization {normalization!r} is unknown; use one of {', '.join(NORMALIZATIONS)}")
@@ -132,7 +132,9 @@ def _keys(incoming: Array, exclude: Array | None) -> tuple[Array, Array]:
     xp = array_api_compat.array_namespace(incoming)
     c = xp.astype(incoming, xp.float64)
     keys = ~xp.isnan(c)
-    return c, keys if exclude is None else keys & ~xp.asarray(exclude, device=array_api_compat.device(c))
+    if exclude is not None:
+        keys = keys & ~xp.astype(xp.asarray(exclude, device=array_api_compat.device(c)), xp.bool)
+    return c, keys
 
 
 def _count(where: Array) -> Array:

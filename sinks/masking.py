@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinks import detection
 from sinks.attention import Measure, check_indices
-from sinks.errors import InputError
+from sinks.errors import InputError, is_real, is_whole
 from sinks.noise import Noise
 
 _CHOICES = {
@@ -69,17 +69,17 @@ class SinkMasking:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is unknown; use one of {', '.join(allowed)}")
-        if not 0 <= self.epsilon < float("inf"):
+        if not is_real(self.epsilon) or not 0 <= self.epsilon < float("inf"):
             raise InputError(f"epsilon={self.epsilon} of the sink masking must be a number of 0 or more")
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 0):
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 0):
             raise InputError(f"top_k={self.top_k} must be a whole number of 0 or more, or None for no cap")
-        if not 0 <= self.mask_sink_ratio <= 1:
+        if not is_real(self.mask_sink_ratio) or not 0 <= self.mask_sink_ratio <= 1:
             raise InputError(f"mask_sink_ratio={self.mask_sink_ratio} must lie between 0 and 1")
         for name in ("layers", "heads", "steps"):
             check_indices(f"SinkMasking.{name}", getattr(self, name))
         if self.steps is not None and (len(self.steps) != 2 or self.steps[0] > self.steps[1]):
             raise InputError(f"steps={self.steps} must be (first, last) with 0 <= first <= last")
-        if not 0 <= self.seed < 2**63:
+        if not is_whole(self.seed) or not 0 <= self.seed < 2**63:
             raise InputError(f"seed={self.seed} must lie between 0 and 2^63 - 1")
 
     @property

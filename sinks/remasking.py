@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sinks import detection
-from sinks.errors import InputError
+from sinks.errors import InputError, is_real, is_whole
 from sinks.families import AUTOREGRESSIVE
 from sinks.noise import CONFIDENCE, ORDER, Noise
 
@@ -106,16 +106,16 @@ def resolve(family: str, **settings: object) -> Sampling:
     return sampling
 
 
-def check_count(name: str, value: object) -> None:
+def check_count(name: str, value: Any) -> None:
     """InputError unless it is a whole number of 1 or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_whole(value) or value < 1:
         raise InputError(f"{name} is {value!r}; it must be a whole number of 1 or more")
 
 
 def _check(s: Sampling) -> None:
     for name in ("steps", "gen_len", "block_len"):
         check_count(name, getattr(s, name))
-    if not isinstance(s.seed, int) or not 0 <= s.seed < 2**63:
+    if not is_whole(s.seed) or not 0 <= s.seed < 2**63:
         raise InputError(f"seed is {s.seed!r}; it must be a whole number between 0 and 2^63 - 1")
     if s.remasking not in REMASKING[s.family]:
         allowed = list(REMASKING[s.family])
@@ -133,15 +133,15 @@ def _check(s: Sampling) -> None:
 def _check_numbers(s: Sampling) -> None:
     for name in ("temperature", "cfg_scale", "alg_temp"):
         value = getattr(s, name)
-        if value is not None and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
+        if value is not None and (not is_real(value) or not 0 <= value < float("inf")):
             raise InputError(f"{name} is {value!r}; it must be a number of 0 or more")
     if s.family not in _BLOCKWISE and s.cfg_scale:
         raise InputError(f"cfg_scale is {s.cfg_scale}, but {s.family} has no classifier-free guidance; leave it at 0")
-    if s.top_p is not None and not 0 < s.top_p <= 1:
+    if s.top_p is not None and (not is_real(s.top_p) or not 0 < s.top_p <= 1):
         raise InputError(f"top_p is {s.top_p}; it must lie above 0 and be at most 1")
-    if s.top_k is not None and s.top_k < 1:
-        raise InputError(f"top_k is {s.top_k}; it must be 1 or more")
-    if not 0 <= s.eps < 1:
+    if s.top_k is not None:
+        check_count("top_k", s.top_k)
+    if not is_real(s.eps) or not 0 <= s.eps < 1:
         raise InputError(f"eps is {s.eps}; it must be at least 0 and below 1")
 
 
