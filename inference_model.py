@@ -19,6 +19,7 @@ from sinks.errors import InputError, exits_cleanly
 from sinks.families import MODELS
 from sinks.files import gib
 from sinks.plan import PATTERNS, Settings, plan
+from sinks.processes import own_device, processes
 from sinks.prompts import DATASETS
 from sinks.runs import Run
 from sinks.summary import summarise
@@ -91,12 +92,12 @@ def main() -> None:
         raise InputError(f"name a MODEL: {', '.join(MODELS)}, a folder, or a hub id")
     settings = Settings(**given) if resumed is None else inference.resumed_settings(resumed, given)
     try:
-        planned = plan(settings, inference.own_device(settings.device))
+        planned = plan(settings, own_device(settings.device))
         launch = inference.open_run(planned, runs_dir, resumed, sys.argv)
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # nothing was written yet
 
-    speaks = inference.processes().is_main_process
+    speaks = processes().is_main_process
     if speaks:
         samples, steps = len(planned.prompts), planned.sampling.steps
         print(f"{launch.folder}: samples {samples}, steps {steps}, on the disk {gib(planned.nbytes)}")

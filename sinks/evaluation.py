@@ -8,15 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from accelerate import PartialState
 from lm_eval._cli import HarnessCLI
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.utils import setup_logging
 
 from sinks import arguments, harness
 from sinks.errors import InputError
+from sinks.processes import processes
 
 PRESETS = Path(__file__).parent / "presets"
 _OWN_KEYS = ("about", "report", "our_choice")  # of a preset; all others are lm-eval's
@@ -40,7 +39,7 @@ def main(script: str) -> None:
     settings = arguments.resolve(options.model, {**options.model_args, **run})
     if own.print_config:
         return _print_config(options, settings)
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = processes(options.device)
     if state.is_main_process:
         sys.stderr.write(f"world size: {state.num_processes}\n")
     try:

@@ -17,7 +17,6 @@ from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
@@ -31,6 +30,7 @@ from sinks.arguments import Settings
 from sinks.errors import InputError
 from sinks.masking import SinkMasking
 from sinks.models import LanguageModel
+from sinks.processes import processes
 from sinks.samplers import denoise, lay_out
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class EvaluatedModel(TemplateLM):
 
     def _answer_under(self, settings: Settings) -> None:
         self.settings = settings
-        self.process = PartialState(cpu=not torch.cuda.is_available())
+        self.process = processes(str(settings.load.get("device", "auto")))
         self._rank, self._world_size = self.process.process_index, self.process.num_processes
         self._device = self.process.device
         self.truncated = 0

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from tqdm import tqdm
@@ -27,13 +24,13 @@ from sinks.errors import InputError
 from sinks.files import ensure_memory, ensure_space, existing_part
 from sinks.observer import Step
 from sinks.plan import Plan, Settings
+from sinks.processes import processes
 from sinks.provenance import provenance
 from sinks.runs import Array, Run, create_run, discard, is_done, run_name, unfinished, update_states
 from sinks.samplers import denoise
 from sinks.writer import SampleWriter
 
 _COPIES = 3  # of the patterns at once: while rows are joined, layers are stacked, padding is taken off
-_LONGEST_WAIT = timedelta(days=30)  # of the first process to finish for the last
 
 
 @dataclass(frozen=True)
@@ -43,22 +40,6 @@ class Launch:
     folder: Path
     batches: list[range]
     existing: Path
-
-
-def processes(device: str = "auto") -> PartialState:
-    """The processes of this launch, started by torchrun or accelerate, or just this one."""
-    on_cpu = device == "cpu" or not torch.cuda.is_available()
-    state = PartialState(cpu=on_cpu, timeout=_LONGEST_WAIT)
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if state.num_processes != launched:
-        raise InputError(f"{launched} processes were launched but do not see each other; start them with torchrun")
-    return state
-
-
-def own_device(device: str) -> str:
-    """Where this process computes: of several, each has its own where the settings leave it open."""
-    state = processes(device)
-    return str(state.device) if device in ("auto", "cuda") and state.num_processes > 1 else device
 
 
 def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence[str]) -> Launch:

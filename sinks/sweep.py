@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging, simple_parse_args_string
@@ -34,6 +32,7 @@ from sinks.files import write_text
 from sinks.harness import EvaluatedModel
 from sinks.masking import SinkMasking
 from sinks.plotting import accuracy_by_k
+from sinks.processes import processes
 from sinks.samplers import collect, denoise, lay_out
 
 _log = logging.getLogger(__name__)
@@ -193,7 +192,7 @@ def main() -> None:
     setup_logging()
     Path(options.out).mkdir(parents=True, exist_ok=True)
     results, profiles = run(options)
-    if PartialState(cpu=not torch.cuda.is_available()).is_main_process:
+    if processes(options.device).is_main_process:
         rows = table(results)
         write(Path(options.out), rows, profiles, vars(options))
         sys.stdout.write(markdown(rows) + f"written to {options.out}\n")

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "sinks"
 # From the bottom up. A module imports from its own layer and those below it; a new module needs a place here.
 LAYERS = [
     {"errors"},
-    {"answers", "detection", "diagnosis", "files", "noise", "provenance"},
+    {"answers", "detection", "diagnosis", "files", "noise", "processes", "provenance"},
     {"attention", "checkpoints", "families", "masking", "models", "recording"},
     {"arguments", "autoregressive", "likelihood", "observer", "remasking", "runs", "samplers", "tiny", "writer"},
     {"evaluation", "harness", "inference", "plan", "plotting", "prompts", "summary"},
