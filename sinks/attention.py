@@ -44,8 +44,8 @@ def parse_indices(name: str, text: str | Sequence[int] | None) -> list[int] | No
     found: list[int] = []
     for part in text.replace(";", ",").split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
-            raise InputError(f"{name} {text!r} cannot be read; write numbers and ranges like 0,3-5")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or not int(first) <= int(last or first) < 10**6:
+            raise InputError(f"{name} {text[:40]!r} cannot be read; write numbers and ranges like 0,3-5")
         found += range(int(first), int(last or first) + 1)
     if len(set(found)) < len(found):
         raise InputError(f"{name} {text!r} names one of them twice")

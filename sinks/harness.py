@@ -85,9 +85,10 @@ class EvaluatedModel(TemplateLM):
     def answers(self) -> Answers | None:
         if self.settings.answers is None:
             return None
-        return Answers(
-            self.settings.answers, f"{self.settings.digest()} {checkpoints.fingerprint(self.settings.checkpoint)}"
-        )
+        deciding = [self.settings.digest(), checkpoints.fingerprint(self.settings.checkpoint)]
+        if self.settings.load.get("dtype", "auto") == "auto":  # what that is depends on the device
+            deciding.append(self._device.type)
+        return Answers(self.settings.answers, " ".join(deciding))
 
     def with_masking(self, masking: SinkMasking | None) -> None:
         """Answer from now on under another masking, with the model as loaded."""

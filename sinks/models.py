@@ -137,7 +137,7 @@ def load(
     official = read_config(folder)
     known = known_family(family or named_family, official, folder)
     target = _device(device) if device_map is None else device_map
-    kind = _dtype(dtype, on_cpu=str(target) == "cpu")
+    kind = _dtype(dtype, on_cpu=isinstance(target, str) and target.split(":")[0] == "cpu")
     probe = seam.Probe(_path(attention))
     model = _model(folder, official, known, target, kind)
     probe.attach(model)

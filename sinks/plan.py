@@ -64,8 +64,10 @@ class Settings:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
         if self.offset < 0:
             raise InputError(f"offset is {self.offset}; it must be 0 or more")
-        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise InputError(f"epsilon is {self.epsilon}; it must be a number of 0 or more")
+        for name in ("epsilon", "mask_epsilon"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} is {value}; it must be a number of 0 or more")
         if self.prompt is not None and not self.prompt.strip():
             raise InputError("the prompt is empty")
         if self.prompt is not None and self.dataset is not None:
@@ -113,9 +115,7 @@ def plan(settings: Settings, device: str | None = None) -> Plan:
     """
     family, source = _family(settings)
     sampling = _sampling(settings, family)
-    masking = SinkMasking(top_k=1) if sampling.sink_masked else None
-    if settings.mask_sinks is not None:
-        masking = SinkMasking(epsilon=settings.mask_epsilon, top_k=settings.mask_sinks)
+    masking = _masking(settings, sampling)
     layers, heads = parse_indices("layers", settings.layers), parse_indices("heads", settings.heads)
     settings, prompts = _prompts(settings, source)
     lm = models.load(
@@ -147,6 +147,15 @@ def _sampling(settings: Settings, family: str) -> Sampling:
     options = {name: getattr(settings, name) for name in _SAMPLING}
     given = {name: getattr(settings, name) for name in _FAMILY_OPTIONS}
     return remasking.resolve(family, **options, **{name: v for name, v in given.items() if v is not None})
+
+
+def _masking(settings: Settings, sampling: Sampling) -> SinkMasking | None:
+    if settings.mask_sinks is None and not sampling.sink_masked:
+        if settings.mask_epsilon:
+            raise InputError("mask_epsilon has no effect without --mask_sinks; say how many keys to mask")
+        return None
+    top_k = 1 if settings.mask_sinks is None else settings.mask_sinks
+    return SinkMasking(epsilon=settings.mask_epsilon, top_k=top_k)
 
 
 def _prompts(settings: Settings, source: str) -> tuple[Settings, list[Prompt]]:

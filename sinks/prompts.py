@@ -131,7 +131,7 @@ def _from_line(path: Path, number: int, line: bytes, index: int) -> Prompt:
     where = f"{path}, line {number}"
     try:
         row = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise InputError(f"{where} must be an object with question or prompt, and answer if there is one")
@@ -142,4 +142,8 @@ def _from_line(path: Path, number: int, line: bytes, index: int) -> Prompt:
         raise InputError(f"{where} has an empty prompt")
     if reference is not None and not isinstance(reference, str):
         raise InputError(f"{where} has an answer that is not text")
+    try:
+        f"{text}{reference}".encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where} holds half of a surrogate pair, which is no text") from None
     return Prompt(f"{path.name}/{index}", text, reference)

@@ -192,6 +192,12 @@ def test_a_shard_that_is_missing(tmp_path: Path) -> None:
 # dtypes and devices
 
 
+def test_a_numbered_cpu_is_one_too(tmp_path: Path) -> None:
+    """As processes of one launch name it; a second process must not compute in another dtype than the first."""
+    folder = str(write_llada(tmp_path / "half", dtype=torch.bfloat16))
+    assert sinks.load(folder, device="cpu:0").dtype == sinks.load(folder, device="cpu").dtype == torch.float32
+
+
 def test_a_cpu_computes_in_float32_unless_told_otherwise(tmp_path: Path) -> None:
     folder = str(write_llada(tmp_path / "model", tokenizer=False, dtype=torch.bfloat16))
     assert sinks.load(folder, device="cpu").dtype == torch.float32

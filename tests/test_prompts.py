@@ -54,6 +54,9 @@ def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, texts: list
     [
         (b'{"question": "a"', r"q\.jsonl, line 4 is not valid JSON"),
         (b'{"question": "\xff"}', r"q\.jsonl, line 4 is not valid JSON"),
+        (b"[" * 100_000, r"q\.jsonl, line 4 is not valid JSON"),
+        (b'{"question": "\\ud800 a"}', r"line 4 holds half of a surrogate pair"),
+        (b'{"question": "a", "answer": "\\udfff"}', r"line 4 holds half of a surrogate pair"),
         (b"5", r"line 4 must be an object"),
         (b"{}", r"line 4 needs question or prompt, as text"),
         (b'{"question": 5}', r"line 4 needs question or prompt, as text"),
