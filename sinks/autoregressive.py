@@ -37,7 +37,7 @@ class Decoding:
         noise: Noise,
     ) -> None:
         self.lm, self.sampling, self.observer, self.noise = lm, sampling, observer, noise
-        self.tokens, self.valid = tokens.to(lm.device), valid.to(lm.device)
+        self.tokens, self.valid = tokens.to(lm.device), valid.to(lm.device, copy=True)
         self.positions = (self.valid.cumsum(-1) - 1).clamp_min(0)
         self.prompt_length = tokens.shape[1] - sampling.gen_len
         self.ends = torch.tensor(sorted(lm.spec.end_token_ids), dtype=torch.int64, device=lm.device)

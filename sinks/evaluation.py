@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +30,35 @@ def main(script: str) -> None:
         InputError: anything that a user can put right.
     """
     own, rest = _own_options()
+    preset = read_preset(own.preset) if own.preset else {}
+    if preset.get("tasks") and "--tasks" not in rest:
+        rest += ["--tasks", ",".join(preset["tasks"])]
     sys.argv[1:] = rest
     setup_logging()
     cli = HarnessCLI()
     options = cli.parse_args()
     if options.command != "run":
         return cli.execute(options)
-    _complete(options, script, own)
+    _complete(options, script, preset, own.use_cache)
     run = {"batch_size": getattr(options, "batch_size", None) or 1, "device": options.device}
     settings = arguments.resolve(options.model, {**options.model_args, **run})
-    if own.print_config:
-        return _print_config(options, settings)
-    state = processes(options.device)
-    if state.is_main_process:
-        sys.stderr.write(f"world size: {state.num_processes}\n")
-    try:
+    with _one_line():
+        if own.print_config:
+            return _print_config(options, settings)
+        state = processes(options.device)
+        if state.is_main_process:
+            sys.stderr.write(f"world size: {state.num_processes}\n")
         cli.execute(options)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """lm-eval's complaints about the command line, and data that cannot be had; any other fault keeps its traceback."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise InputError(f"{error}: no network and no copy is cached; use --include_path with a local task") from error
     except ValueError as error:
-        # lm-eval's own complaints about the command line; anything else is a fault and keeps its traceback.
         if str(error).startswith(("Attempted to run task", "Tasks not found", "No tasks specified")):
             raise InputError(f"{error} (--tasks, --include_path, --confirm_run_unsafe_code)") from error
         raise
@@ -59,22 +72,21 @@ def _own_options() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def _complete(options: argparse.Namespace, script: str, own: argparse.Namespace) -> None:
+def _complete(options: argparse.Namespace, script: str, preset: dict[str, Any], answers: str | None) -> None:
     """Fill in what was not given: from a preset, and where lm-eval's default would mislead."""
-    preset = read_preset(own.preset) if own.preset else {}
     given = getattr(options, "model_args", None) or {}
-    options.model_args = {**preset.pop("model_args", {}), **given}
+    options.model_args = {**preset.get("model_args", {}), **given}
     if "model_path" in options.model_args:  # lm-eval names the folder of the results after "pretrained"
         options.model_args["pretrained"] = options.model_args.pop("model_path")
     for name, value in preset.items():
-        if name not in _OWN_KEYS and not getattr(options, name, None):
+        if name not in (*_OWN_KEYS, "model_args") and not getattr(options, name, None):
             setattr(options, name, value)
     options.model = getattr(options, "model", None) or script
     if options.model not in arguments.FAMILIES_OF:
         raise InputError(f"--model {options.model} is not for this script; use {script}")
     options.device = options.model_args.pop("device", None) or getattr(options, "device", None) or "auto"
-    if own.use_cache:
-        options.model_args["answers"] = own.use_cache
+    if answers:
+        options.model_args["answers"] = answers
 
 
 def read_preset(name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from sinks.detection import detect
 from sinks.runs import Run, Sample, evenly_spaced
 from sinks.tiny.problems import extract_answer
 
+_NAMED = 5  # tokens
 _STEPS_READ = 500  # of all samples together: figures of a large run come from a part of it
 
 
@@ -21,6 +23,7 @@ class Summary:
     exact: answers whose number after ``####`` is that of the reference, of ``judged`` that have one there.
     sink_heads: share of (step, layer, head) with a sink; sink_tokens: share of (step, layer, head, token) that are one.
     moves: share of (layer, head) whose strongest key is another one than a step before; None with one step.
+    strongest: the token strings that are most often the strongest key, and how often; "[MASK]" while not yet filled.
     """
 
     samples: int
@@ -34,6 +37,7 @@ class Summary:
     sink_heads: float
     sink_tokens: float
     moves: float | None
+    strongest: list[tuple[str, float]]
 
     def lines(self) -> list[str]:
         lines = [f"samples         {self.samples} of {self.planned} done, {self.tokens_per_second:.0f} tokens/s"]
@@ -47,6 +51,8 @@ class Summary:
         )
         if self.moves is not None:
             lines.append(f"strongest key   another one than a step before in {self.moves:.1%} of all (layer, head)")
+        named = ", ".join(f"{text!r} {share:.0%}" for text, share in self.strongest)
+        lines.append(f"                most often {named}")
         return lines
 
 
@@ -56,7 +62,7 @@ def summarise(run: Run, epsilon: float = 3.0) -> Summary:
     pairs = [(extract_answer(s.text), extract_answer(s.reference or "")) for s in samples]
     mask = run.manifest["spec"]["mask_token_id"]
     finals = [sample.tokens(-1)[sample.prompt_length :] for sample in samples]
-    sink_heads, sink_tokens, moves = _sinks(samples, epsilon)
+    sink_heads, sink_tokens, moves, strongest = _sinks(samples, epsilon)
     return Summary(
         samples=len(samples),
         planned=len(run.manifest["samples"]),
@@ -69,6 +75,7 @@ def summarise(run: Run, epsilon: float = 3.0) -> Summary:
         sink_heads=sink_heads,
         sink_tokens=sink_tokens,
         moves=moves,
+        strongest=strongest,
     )
 
 
@@ -79,7 +86,8 @@ def _speed(samples: Sequence[Sample], tokens: int) -> float:
     return tokens / seconds if seconds else 0.0
 
 
-def _sinks(samples: Sequence[Sample], epsilon: float) -> tuple[float, float, float | None]:
+def _sinks(samples: Sequence[Sample], epsilon: float) -> tuple[float, float, float | None, list[tuple[str, float]]]:
+    names: Counter[str] = Counter()
     steps = [(sample, t) for sample in samples for t in range(sample.steps)]
     heads, tokens, moves = [], [], []
     for sample, t in [steps[i] for i in evenly_spaced(_STEPS_READ, len(steps))]:
@@ -87,9 +95,17 @@ def _sinks(samples: Sequence[Sample], epsilon: float) -> tuple[float, float, flo
         sinks = detect(incoming, epsilon)
         heads.append(sinks.any(-1).mean())
         tokens.append(sinks.sum() / (~np.isnan(incoming)).sum())
+        names.update(_names(sample, t, _strongest(incoming)))
         if t > 0:
             moves.append((_strongest(incoming) != _strongest(sample.incoming(t - 1))).mean())
-    return float(np.mean(heads)), float(np.mean(tokens)), float(np.mean(moves)) if moves else None
+    common = [(name, count / names.total()) for name, count in names.most_common(_NAMED)]
+    return float(np.mean(heads)), float(np.mean(tokens)), float(np.mean(moves)) if moves else None, common
+
+
+def _names(sample: Sample, t: int, positions: np.ndarray) -> list[str]:
+    """What stands at some positions at the start of step ``t``."""
+    waiting, texts = sample.unmasked_at >= t, sample.tokens_text
+    return ["[MASK]" if waiting[position] else texts[position] for position in positions.ravel().tolist()]
 
 
 def _strongest(incoming: np.ndarray) -> np.ndarray:

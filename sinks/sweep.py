@@ -1,6 +1,7 @@
 """How much does a model need its sinks? Accuracy over k masked keys and controls of equal budget, on the same items.
 
-    python -m sinks.sweep tiny tiny-dream tiny-ar --tasks problems --include_path tests/tasks --out sweep
+    python -m sinks.sweep tiny tiny-dream tiny-ar --tasks problems --include_path tests/tasks \\
+        --apply_chat_template --batch_size 50 --model_args gen_len=64 --out sweep
 
 Every answer is kept as soon as it is given: the same command continues an interrupted sweep.
 """

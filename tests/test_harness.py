@@ -352,6 +352,37 @@ def test_bad_input_is_one_line_and_code_2(
     assert "Traceback" not in err
 
 
+def test_a_preset_alone(
+    folders: dict[str, Path], tmp_path: Path, run_script: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A preset names everything; --model_args then changes only what it names."""
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(
+        f"model: llada_dist\ntasks: [problems]\ninclude_path: {TASKS}\nnum_fewshot: 0\n"
+        f"model_args: {{pretrained: {folders['llada']}, gen_length: 16, block_length: 8}}\nour_choice: [all]\n"
+    )
+    for given, expected in [([], (16, 8)), (["--model_args", "gen_length=32"], (32, 8))]:
+        code, out, _ = run_script(arguments.LLADA_SCRIPT, "--preset", str(preset), "--print_config", *given)
+        assert code == 0
+        sampling = json.loads(out)["settings"]["sampling"]
+        assert (sampling["gen_len"], sampling["block_len"]) == expected
+
+
+def test_data_that_cannot_be_had_is_one_line(
+    folders: dict[str, Path],
+    run_script: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setattr(evaluation.HarnessCLI, "execute", load)
+    given = ["--tasks", "problems", "--model_args", f"model_path={folders['llada']},gen_length=8"]
+    code, _, err = run_script(arguments.LLADA_SCRIPT, *given)
+    assert code == 2
+    assert "error: Couldn't reach 'openai/gsm8k' on the Hub: no network and no copy is cached" in err
+
+
 def test_every_cell_of_the_paper_has_a_preset() -> None:
     names = {f"{model}-{task}" for model in ("dream", "llada", "mmada", "llama") for task in ("gsm8k", "humaneval")}
     assert {file.stem for file in evaluation.PRESETS.glob("*.yaml")} == names

@@ -166,6 +166,18 @@ def test_an_autoregressive_model(cli: Cli, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.nansum(pattern), 1, atol=1e-3)
 
 
+def test_autoregressive_answers_that_end_in_different_places(cli: Cli) -> None:
+    """Rows that have ended write no more, while others of the batch go on; a stored sample keeps its length."""
+    run = cli("tiny-ar", "--num_samples", 3, "--gen_len", 64, "--batch_size", 3)
+    assert len({int((sample.tokens(-1) >= 0).sum()) - sample.prompt_length for sample in run.samples}) > 1
+    for sample in run.samples:
+        incoming = sample.incoming(-1)
+        written = int((sample.tokens(-1) >= 0).sum())
+        assert incoming.shape == (8, 8, sample.prompt_length + 64)
+        np.testing.assert_array_equal(~np.isnan(incoming[0, 0]), np.arange(incoming.shape[-1]) < written - 1)
+        np.testing.assert_allclose(np.nansum(incoming, -1), written - 1, atol=0.5)
+
+
 @pytest.fixture
 def finished(cli: Cli, llada: Path, questions: Path) -> Run:
     """An unbroken run of five samples in batches of two."""

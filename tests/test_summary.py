@@ -24,7 +24,8 @@ def write(run: Path, index: int, final: list[int], text: str, reference: str | N
         for t, incoming in enumerate((first, second)):
             sample.step(t, np.array(final), np.zeros(10), incoming)
         timings = {"seconds": 2.0, "samples_together": 2}
-        sample.finish({"text": text, "reference": reference, "prompt_length": 4, "timings": timings})
+        info = {"text": text, "reference": reference, "prompt_length": 4, "tokens_text": list("abcdefghij")}
+        sample.finish({**info, "timings": timings})
 
 
 @pytest.fixture
@@ -46,6 +47,8 @@ def test_figures(run: Run) -> None:
     assert summary.sink_heads == 0.5
     assert summary.sink_tokens == pytest.approx(1 / 20)
     assert summary.moves == 0.5
+    # Twelve strongest keys: at step 0 nothing was filled in the first two samples; in the third key 0 never is.
+    assert summary.strongest == [("a", 5 / 12), ("[MASK]", 4 / 12), ("b", 3 / 12)]
 
 
 def test_epsilon_is_the_threshold(run: Run) -> None:
@@ -60,4 +63,5 @@ def test_lines(run: Run) -> None:
         "answers         1 still hold mask tokens, 1 are empty",
         "sinks           in 50.0% of all (step, layer, head), epsilon 3; 5.00% of the tokens there",
         "strongest key   another one than a step before in 50.0% of all (layer, head)",
+        "                most often 'a' 42%, '[MASK]' 33%, 'b' 25%",
     ]
