@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sinks import checkpoints, models, remasking
+from sinks import checkpoints, likelihood, models, remasking
 from sinks.attention import parse_indices
-from sinks.errors import InputError
+from sinks.errors import InputError, is_whole
 from sinks.families import AUTOREGRESSIVE
 from sinks.masking import FIELDS, SinkMasking
 from sinks.remasking import Sampling
@@ -31,6 +31,11 @@ _IDS = ("mask_token_id", "eos_token_id", "eot_token_id", "pad_token_id")
 _SYNONYMS = {"mask_id": "mask_token_id", "cfg": "cfg_scale", **remasking.SYNONYMS}
 _PLAIN_MASKING = ("epsilon", "exclude_self", "mask_sink_ratio")  # as the LLaDA script spells them
 _LISTS = ("sink_layers", "sink_heads", "sink_steps")
+_COUNTS = ("batch_size", "max_length", "mc_num")
+_SWITCHES = (
+    *("trust_remote_code", "is_check_greedy", "add_bos_token", "escape_until", "enable_sink_masking"),
+    *("exclude_self", "sink_exclude_self", "logits_eos_inf", "confidence_eos_eot_inf", "eos_eot_last"),
+)
 _DEFAULTS: dict[str, dict[str, Any]] = {
     LLADA_SCRIPT: {"gen_len": 1024, "mc_num": 128, "max_length": 4096, "is_check_greedy": True},
     DREAM_SCRIPT: {
@@ -86,9 +91,7 @@ def resolve(script: str, arguments: Mapping[str, Any]) -> Settings:
         InputError: an unknown argument (the known ones are listed), a value that cannot be used, or a model of a
             family that this script is not for.
     """
-    given = {_SYNONYMS.get(name, name): _plain(name, value) for name, value in arguments.items()}
-    if len(given) < len(arguments):
-        raise InputError(f"an argument was given twice under two names: {', '.join(sorted(arguments))}")
+    given = _by_name(arguments)
     checkpoint = next((str(given.pop(name)) for name in _CHECKPOINT if given.get(name)), None)
     if checkpoint is None:
         raise InputError(f"no model was given; add {_CHECKPOINT[script != LLADA_SCRIPT]}=… to --model_args")
@@ -98,6 +101,7 @@ def resolve(script: str, arguments: Mapping[str, Any]) -> Settings:
             f"{checkpoint} is a {family} model, but this script is for {' and '.join(FAMILIES_OF[script])}"
         )
     _check_known(script, family, given)
+    _check_kinds(given)
     models.check(*(given.get(name, "auto") for name in ("device", "dtype", "attention")))
     values = {**_DEFAULTS[script], **given}
     return Settings(
@@ -110,9 +114,32 @@ def resolve(script: str, arguments: Mapping[str, Any]) -> Settings:
         max_length=int(values["max_length"]),
         add_bos_token=bool(values.get("add_bos_token", False)),
         escape_until=bool(values.get("escape_until", False)),
-        batch_size=_batch_size(values.get("batch_size", 1)),
+        batch_size=int(values.get("batch_size", 1)),
         answers=values.get("answers"),
     )
+
+
+def _by_name(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values under one name each."""
+    given: dict[str, Any] = {}
+    for name, value in arguments.items():
+        ours = _SYNONYMS.get(name, name)
+        if ours in given:
+            twice = sorted(other for other in arguments if _SYNONYMS.get(other, other) == ours)
+            raise InputError(f"{' and '.join(twice)} mean the same; give one of them")
+        given[ours] = _plain(name, value)
+    return given
+
+
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise InputError(f"{name}={value!r} must be True or False")
+        if name in _IDS and value is not None and not (is_whole(value) and value >= 0):
+            raise InputError(f"{name}={value!r} must be a token id, a whole number of 0 or more")
+        if name in _COUNTS:
+            remasking.check_count(name, int(value) if str(value).isdecimal() else value)
+    likelihood.check_types(given.get("nll_type", "mc"), given.get("log_type", "ftb"))
 
 
 def _check_known(script: str, family: str, given: Mapping[str, Any]) -> None:
@@ -141,28 +168,21 @@ def _masking(values: Mapping[str, Any]) -> SinkMasking | None:
     """The masking object: switched on by name, or by any of its fields unless ``enable_sink_masking`` is false."""
     fields = {name: values[f"sink_{name}"] for name in FIELDS if f"sink_{name}" in values}
     fields |= {name: values[name] for name in _PLAIN_MASKING if name in values and name not in fields}
+    if {"epsilon", "sink_epsilon"} <= values.keys() and values["epsilon"] != values["sink_epsilon"]:
+        raise InputError(f"epsilon={values['epsilon']} contradicts sink_epsilon={values['sink_epsilon']}; give one")
+    if fields.get("steps") is not None:
+        fields["steps"] = tuple(fields["steps"])
+    masking = SinkMasking(**fields)  # also where it is off, so that a wrong value is never passed over
     named = str(values.get("remasking", "")).endswith(remasking.SINK_MASKED)
     asked = any(name.startswith("sink_") for name in values)
     if not values.get("enable_sink_masking", named or asked):
         return None
-    if fields.get("steps") is not None:
-        fields["steps"] = tuple(fields["steps"])
-    return SinkMasking(**fields)
+    return masking
 
 
 def _scoring(values: Mapping[str, Any]) -> dict[str, Any]:
     names = ("mc_num", "nll_type", "log_type", "sampling_eps", "is_check_greedy")
     return {name: values[name] for name in names if name in values}
-
-
-def _batch_size(value: Any) -> int:
-    try:
-        size = int(value)
-    except (TypeError, ValueError):
-        size = 0
-    if size < 1:
-        raise InputError(f"batch_size is {value!r}; it must be a number of 1 or more")
-    return size
 
 
 def _plain(name: str, value: Any) -> Any:

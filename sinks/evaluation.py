@@ -40,7 +40,7 @@ def main(script: str) -> None:
     if options.command != "run":
         return cli.execute(options)
     _complete(options, script, preset, own.use_cache)
-    run = {"batch_size": getattr(options, "batch_size", None) or 1, "device": options.device}
+    run = {"batch_size": options.batch_size, "device": options.device}
     settings = arguments.resolve(options.model, {**options.model_args, **run})
     with _one_line():
         if own.print_config:
@@ -59,7 +59,9 @@ def _one_line() -> Iterator[None]:
     except ConnectionError as error:
         raise InputError(f"{error}: no network and no copy is cached; use --include_path with a local task") from error
     except ValueError as error:
-        if str(error).startswith(("Attempted to run task", "Tasks not found", "No tasks specified")):
+        if str(error).startswith(
+            ("Attempted to run task", "Tasks not found", "No tasks specified", "Specify --output_path")
+        ):
             raise InputError(f"{error} (--tasks, --include_path, --confirm_run_unsafe_code)") from error
         raise
 
@@ -84,6 +86,9 @@ def _complete(options: argparse.Namespace, script: str, preset: dict[str, Any], 
     options.model = getattr(options, "model", None) or script
     if options.model not in arguments.FAMILIES_OF:
         raise InputError(f"--model {options.model} is not for this script; use {script}")
+    if getattr(options, "limit", None) is not None and options.limit <= 0:
+        raise InputError(f"--limit {options.limit} leaves nothing to answer; give 1 or more, or a share below 1")
+    options.batch_size = options.model_args.pop("batch_size", None) or getattr(options, "batch_size", None) or 1
     options.device = options.model_args.pop("device", None) or getattr(options, "device", None) or "auto"
     if answers:
         options.model_args["answers"] = answers

@@ -107,6 +107,8 @@ class EvaluatedModel(TemplateLM):
         return self.settings.checkpoint.replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        if self.tokenizer.chat_template is None:
+            raise InputError(f"{self.settings.checkpoint} has no chat template; leave --apply_chat_template out")
         return self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,

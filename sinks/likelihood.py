@@ -126,6 +126,11 @@ def _check(lm: LanguageModel, mc_num: int, batch_size: int, nll_type: str, log_t
         raise InputError(f"mc_num {mc_num} and batch_size {batch_size} must be 1 or more")
     if lm.spec.family != "Dream" and mc_num % batch_size:
         raise InputError(f"mc_num {mc_num} is not a multiple of batch_size {batch_size}")
+    check_types(nll_type, log_type)
+
+
+def check_types(nll_type: str, log_type: str) -> None:
+    """InputError unless the two exist and go together."""
     if nll_type not in NLL_TYPES:
         raise InputError(f"nll_type {nll_type!r} is unknown; use one of {', '.join(NLL_TYPES)}")
     if log_type not in NLL_TYPES[nll_type]:

@@ -107,17 +107,27 @@ def test_digest_holds_what_decides_an_answer(folders: dict[str, str]) -> None:
         (LLADA_SCRIPT, {"top_p": 0.9}, "unknown model_args: top_p"),
         (DREAM_SCRIPT, {"epsilon": 1}, "unknown model_args: epsilon"),
         (DREAM_SCRIPT, {"classifier_free_guidance": 2.0}, "classifier_free_guidance=2 is not supported"),
-        (LLADA_SCRIPT, {"gen_length": 30, "block_length": 8}, "not divisible"),
+        (LLADA_SCRIPT, {"block_length": 5}, "not divisible"),
         (LLADA_SCRIPT, {"sink_control": "rnd"}, "control='rnd' is unknown; use one of sinks, random, bottom"),
         (LLADA_SCRIPT, {"sink_layers": "a"}, "sink_layers 'a' cannot be read; write numbers"),
         (LLADA_SCRIPT, {"batch_size": "auto"}, "batch_size is 'auto'"),
+        (LLADA_SCRIPT, {"max_length": "abc"}, "max_length is 'abc'"),
+        (LLADA_SCRIPT, {"mc_num": 0}, "mc_num is 0"),
+        (LLADA_SCRIPT, {"enable_sink_masking": "maybe"}, "enable_sink_masking='maybe' must be True or False"),
+        (LLADA_SCRIPT, {"is_check_greedy": 7}, "is_check_greedy=7 must be True or False"),
+        (LLADA_SCRIPT, {"epsilon": -1}, "epsilon=-1"),
+        (LLADA_SCRIPT, {"epsilon": 1, "sink_epsilon": 2}, "epsilon=1 contradicts sink_epsilon=2"),
+        (LLADA_SCRIPT, {"mask_id": "abc"}, "mask_token_id='abc' must be a token id"),
+        (LLADA_SCRIPT, {"gen_len": 8}, "gen_len and gen_length mean the same"),
+        (DREAM_SCRIPT, {"nll_type": "foo"}, "nll_type 'foo' is unknown"),
+        (DREAM_SCRIPT, {"nll_type": "ar_ftb", "log_type": "btf"}, "goes with log_type ftb"),
         (LLADA_SCRIPT, {"dtype": "fp8"}, "unknown dtype 'fp8'"),
         (AUTOREGRESSIVE_SCRIPT, {"cfg_scale": 1.0}, "no classifier-free guidance"),
     ],
 )
 def test_refused(folders: dict[str, str], script: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        resolve(script, {"pretrained": folders[script], **given})
+        resolve(script, {"pretrained": folders[script], "gen_length": 32, **given})
 
 
 def test_model_of_another_script(folders: dict[str, str]) -> None:
