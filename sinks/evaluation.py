@@ -86,6 +86,8 @@ def _complete(options: argparse.Namespace, script: str, preset: dict[str, Any], 
     options.model = getattr(options, "model", None) or script
     if options.model not in arguments.FAMILIES_OF:
         raise InputError(f"--model {options.model} is not for this script; use {script}")
+    if getattr(options, "gen_kwargs", None):
+        raise InputError("--gen_kwargs has no effect on these models; give sampling settings in --model_args")
     if getattr(options, "limit", None) is not None and options.limit <= 0:
         raise InputError(f"--limit {options.limit} leaves nothing to answer; give 1 or more, or a share below 1")
     options.batch_size = options.model_args.pop("batch_size", None) or getattr(options, "batch_size", None) or 1

@@ -238,11 +238,12 @@ class EvaluatedModel(TemplateLM):
         return text
 
     def _score(self, texts: tuple[str, str], prompt: list[int], target: list[int]) -> tuple[float, bool]:
-        known = self.answers.get("likelihood", texts) if self.answers else None
+        request = [*texts, self.settings.batch_size]  # the estimate's draws come in batches
+        known = self.answers.get("likelihood", request) if self.answers else None
         if known is None:
             known = self._likelihood(prompt, target)
             if self.answers:
-                self.answers.put("likelihood", texts, known)
+                self.answers.put("likelihood", request, known)
         value, greedy = known
         return float(value), bool(greedy)
 

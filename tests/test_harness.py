@@ -186,6 +186,13 @@ def test_likelihood_is_that_of_the_package_and_of_no_order(folders: dict[str, Pa
     assert values[0][0] == pytest.approx(many, rel=0.35)  # two estimates of one value
 
 
+def test_kept_likelihoods_know_their_batches(folders: dict[str, Path], tmp_path: Path) -> None:
+    kept = {"mc_num": 8, "answers": str(tmp_path / "c.db")}
+    values = [_model(folders, batch_size=size, **kept).loglikelihood(_pairs(), disable_tqdm=True) for size in (4, 8, 4)]
+    assert values[0] == values[2] != values[1]
+    assert values[1] == _model(folders, batch_size=8, mc_num=8).loglikelihood(_pairs(), disable_tqdm=True)
+
+
 def test_dream_likelihood_counts_the_end_token(folders: dict[str, Path]) -> None:
     model = _model(folders, "dream", nll_type="ar_ftb", log_type="ftb")
     [(value, _), *_] = model.loglikelihood(_pairs(), disable_tqdm=True)
@@ -330,6 +337,7 @@ def test_print_config(folders: dict[str, Path], run_script: Callable[..., tuple[
         (["--model_args", "model_path=LLADA", "--preset", "nonsense"], "no preset 'nonsense'; use one of dream-gsm8k"),
         (["--model", "dream", "--model_args", "model_path=LLADA"], "is a LLaDA model, but this script is for Dream"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--limit", "0"], "--limit 0.0 leaves nothing to answer"),
+        (["--model_args", "model_path=LLADA,gen_length=8", "--gen_kwargs", "temperature=1"], "--gen_kwargs has no"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--log_samples"], "Specify --output_path"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--apply_chat_template"], "has no chat template"),
         (["--model", "hf", "--model_args", "model_path=LLADA"], "--model hf is not for this script; use llada_dist"),
