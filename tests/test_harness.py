@@ -187,7 +187,7 @@ def test_likelihood_is_that_of_the_package_and_of_no_order(folders: dict[str, Pa
 
 
 def test_kept_likelihoods_know_their_batches(folders: dict[str, Path], tmp_path: Path) -> None:
-    kept = {"mc_num": 8, "answers": str(tmp_path / "c.db")}
+    kept: dict[str, Any] = {"mc_num": 8, "answers": str(tmp_path / "c.db")}
     values = [_model(folders, batch_size=size, **kept).loglikelihood(_pairs(), disable_tqdm=True) for size in (4, 8, 4)]
     assert values[0] == values[2] != values[1]
     assert values[1] == _model(folders, batch_size=8, mc_num=8).loglikelihood(_pairs(), disable_tqdm=True)
