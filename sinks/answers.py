@@ -21,7 +21,7 @@ class Answers:
 
     def __init__(self, path: str, settings: str) -> None:
         """``settings`` is a digest of everything that decides an answer. InputError if the file cannot be used."""
-        self.settings = settings
+        self.path, self.settings = path, settings
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self.database = sqlite3.connect(path, timeout=60, isolation_level=None)
@@ -34,8 +34,12 @@ class Answers:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, kind: str, request: Sequence[Any]) -> Any | None:
-        row = self.database.execute("SELECT answer FROM answers WHERE key = ?", [self._key(kind, request)]).fetchone()
-        return None if row is None else json.loads(row[0])
+        try:
+            key = [self._key(kind, request)]
+            row = self.database.execute("SELECT answer FROM answers WHERE key = ?", key).fetchone()
+            return None if row is None else json.loads(row[0])
+        except (sqlite3.Error, ValueError) as error:
+            raise InputError(f"the kept answers in {self.path} are damaged ({error}); give another file") from error
 
     def put(self, kind: str, request: Sequence[Any], answer: Any) -> None:
         values = [self._key(kind, request), json.dumps(answer)]

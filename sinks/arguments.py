@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sinks import checkpoints, likelihood, models, remasking
@@ -161,7 +161,8 @@ def _sampling(family: str, script: str, values: Mapping[str, Any]) -> Sampling:
     chosen = {name: values[name] for name in remasking.settings_of(family) if name in values}
     if script == LLADA_SCRIPT:
         chosen["block_len"] = chosen.get("block_len") or chosen["gen_len"]
-    return remasking.resolve(family, **chosen)
+    # The masking object says it all; the name alone must not bring one back where it is switched off.
+    return replace(remasking.resolve(family, **chosen), sink_masked=False)
 
 
 def _masking(values: Mapping[str, Any]) -> SinkMasking | None:

@@ -109,7 +109,10 @@ def _reopen(plan: Plan, folder: Path) -> Path:
 
 def resumed_settings(folder: Path, given: dict[str, Any]) -> Settings:
     """The settings of a run, which may be repeated on the command line but not changed."""
-    settings = Settings(**Run(folder).manifest["settings"])
+    try:
+        settings = Settings(**Run(folder).manifest["settings"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"the manifest of {folder} is damaged ({error}), so it cannot be resumed") from error
     changed = [name for name, value in given.items() if value != getattr(settings, name)]
     if changed:
         was = ", ".join(f"{name}={getattr(settings, name)}" for name in changed)

@@ -139,7 +139,8 @@ def blocked_keys(
     layers, _, heads, _ = incoming.shape
     judged = detection.pool(incoming, masking.scope, layer_axis=0)
     keys = eligible[:, None, :].expand_as(judged)
-    strength, keys = detection.normalize(judged, ~keys, visibility=masking.visibility)
+    visibility = masking.visibility if masking.rows == "all" else "raw"  # one row sees all keys alike
+    strength, keys = detection.normalize(judged, ~keys, visibility=visibility)
     sinks = detection.above(strength, keys, masking.epsilon)
     most = valid.sum(-1)[:, None, None] - 1
     count = torch.minimum(detection.budget(sinks, masking.mask_sink_ratio, masking.top_k), most)

@@ -76,6 +76,8 @@ class Observer:
     def __init__(
         self, spec: Spec, capture: Capture | None, masking: SinkMasking | None, valid: Tensor, noise: Noise
     ) -> None:
+        if masking is not None and spec.attention == "full":  # every query sees every key, and is computed anew
+            masking = replace(masking, visibility="raw", rows="all")
         self.spec, self.capture, self.masking, self.noise = spec, capture, masking, noise
         self.batch = len(valid)
         if capture is not None:

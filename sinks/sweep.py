@@ -191,7 +191,6 @@ def main() -> None:
     """The command line; see the module's docstring."""
     options = _options()
     setup_logging()
-    Path(options.out).mkdir(parents=True, exist_ok=True)
     results, profiles = run(options)
     if processes(options.device).is_main_process:
         rows = table(results)

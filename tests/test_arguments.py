@@ -68,6 +68,7 @@ def test_command_of_the_paper_for_dream(folders: dict[str, str]) -> None:
         ({"sink_top_k": 0}, SinkMasking(top_k=0)),
         ({"sink_top_k": "none", "enable_sink_masking": True}, SinkMasking()),
         ({"sink_top_k": 5, "enable_sink_masking": False}, None),
+        ({"remasking": "low_confidence_sink_masked", "enable_sink_masking": False}, None),
         ({"epsilon": 2, "enable_sink_masking": True}, SinkMasking(epsilon=2)),
         ({"epsilon": 2}, None),
         ({"sink_layers": "0;2-3", "sink_heads": [1, 2]}, SinkMasking(layers=[0, 2, 3], heads=[1, 2])),
@@ -75,7 +76,9 @@ def test_command_of_the_paper_for_dream(folders: dict[str, str]) -> None:
     ],
 )
 def test_masking_object(folders: dict[str, str], given: dict[str, Any], masking: SinkMasking | None) -> None:
-    assert _llada(folders, **given).masking == masking
+    settings = _llada(folders, **given)
+    assert settings.masking == masking
+    assert not settings.sampling.sink_masked  # else denoising would mask by the name alone
 
 
 def test_values_as_lm_eval_reads_them(folders: dict[str, str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,6 +163,23 @@ def test_kept_answers_know_their_model(
         forwards.clear()
         LLaDAModel(pretrained=str(folder), gen_len=8, answers=answers).generate_until(_requests(PROMPTS[:1]))
         assert len(forwards) == 8
+
+
+@pytest.mark.parametrize("damage", ["garbage", "schema", "row"])
+def test_damaged_answers_are_one_line(folders: dict[str, Path], tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "c.db"
+    given: dict[str, Any] = {"answers": str(path)}
+    _model(folders, **given).generate_until(_requests(PROMPTS[:1]), disable_tqdm=True)
+    if damage == "garbage":
+        path.write_bytes(path.read_bytes()[:100] + b"x" * 9000)
+    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(path)) as database:
+        if damage == "schema":
+            database.executescript("DROP TABLE answers; CREATE TABLE answers (other TEXT)")
+        elif damage == "row":
+            database.execute("UPDATE answers SET answer = '{'")
+            database.commit()
+    with pytest.raises(InputError, match=r"c\.db"):
+        _model(folders, **given).generate_until(_requests(PROMPTS[:1]), disable_tqdm=True)
 
 
 def test_cache_of_lm_eval_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

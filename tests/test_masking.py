@@ -468,3 +468,14 @@ def test_layers_and_heads_out_of_range(wrong: dict[str, Any], message: str) -> N
     for given_object in ({"masking": SinkMasking(**wrong)}, {"capture": sinks.Capture(**wrong)}):
         with pytest.raises(InputError, match=message):
             sinks.generate(tiny("llada"), text(1, 3), **given_object, **short("llada"))
+
+
+@pytest.mark.parametrize("only_causal", [{"visibility": "per_query"}, {"rows": "last"}])
+def test_what_is_for_causal_models_changes_nothing_in_others(only_causal: dict[str, str]) -> None:
+    ids = text(1, 12)
+    plain, other = (
+        sinks.generate(tiny("llada"), ids, masking=SinkMasking(top_k=2, **given), **short("llada"))  # type: ignore[arg-type]
+        for given in ({}, only_causal)
+    )
+    assert torch.equal(plain.trajectory, other.trajectory)
+    assert torch.equal(blocked_in(plain), blocked_in(other))
