@@ -264,6 +264,18 @@ def test_right_and_wrong_programs(
     assert found["results"]["humaneval_local"]["pass@1,none"] == 0.75
 
 
+def test_worked_examples_stand_before_the_question(folders: dict[str, Path], tasks: TaskManager) -> None:
+    options: dict[str, Any] = {"tasks": ["gsm8k_local"], "task_manager": tasks, "limit": 2, "log_samples": True}
+    found = simple_evaluate(_model(folders), num_fewshot=2, **options)
+    assert found["n-shot"]["gsm8k_local"] == 2
+    first = found["samples"]["gsm8k_local"][0]
+    prompt = first["arguments"][0][0]
+    assert prompt.endswith(f"Question: {first['doc']['question']}\nAnswer:")
+    assert prompt.count("Question: ") == 3
+    assert prompt.count("#### ") == 2
+    assert first["doc"]["answer"] not in prompt
+
+
 def test_results_carry_the_settings(folders: dict[str, Path], tasks: TaskManager) -> None:
     model = _model(folders, sink_top_k=3)
     found = simple_evaluate(model, tasks=["problems"], task_manager=tasks, limit=1)
