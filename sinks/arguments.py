@@ -54,8 +54,8 @@ _NEUTRAL: dict[str, dict[str, Any]] = {
 class Settings:
     """Everything that decides an answer, and how it is computed.
 
-    ``load`` are arguments of :func:`sinks.load`; ``scoring`` those of the likelihood; ``batch_size`` and ``answers``
-    (a file of answers already given) decide nothing.
+    ``load`` are arguments of :func:`sinks.load`; ``scoring`` those of the likelihood. ``answers`` (a file of those
+    already given) decides nothing, ``batch_size`` no generated answer.
     """
 
     script: str

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from sinks.attention import Measure
 from sinks.models import LanguageModel
-from sinks.noise import Noise
+from sinks.noise import Noise, gumbel
 from sinks.observer import Observer, Seen, Step
 from sinks.recording import columns
 from sinks.remasking import Sampling, restrict
@@ -113,7 +113,7 @@ class Decoding:
         probabilities = restrict(logits, self.sampling).float().softmax(-1)
         if self.sampling.temperature > 0:
             draws = self.noise.over_tokens(index, self.positions[:, position, None], logits.shape[-1])[:, 0]
-            token = (probabilities.double().log() - torch.log(-torch.log(draws))).argmax(-1)
+            token = (probabilities.double().log() + gumbel(draws)).argmax(-1)
         else:
             token = logits.argmax(-1)
         return token, probabilities.gather(-1, token[:, None])[:, 0]

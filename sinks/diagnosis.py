@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sinks.detection import detect
+
 STRONG = 0.3  # of a head's attention in one key
 
 
@@ -25,8 +27,6 @@ def sink_profile(incoming: Tensor, value_norm: Tensor, epsilon: float = 3.0) -> 
         ``flagged_value_ratio``: the same of all keys above epsilon; ``moved_share``: how often the strongest key is
         another one than at the step before, in percent; ``first_share``: how often it is the first token.
     """
-    from sinks.detection import detect
-
     keys = ~incoming.isnan() & (incoming > 0)
     c = incoming.nan_to_num().double()
     share = c / c.sum(-1, keepdim=True).clamp_min(1e-12)

@@ -92,8 +92,7 @@ class EvaluatedModel(TemplateLM):
 
     def with_masking(self, masking: SinkMasking | None) -> None:
         """Answer from now on under another masking, with the model as loaded."""
-        sampling = replace(self.settings.sampling, sink_masked=False)
-        self.settings = replace(self.settings, masking=masking, sampling=sampling)
+        self.settings = replace(self.settings, masking=masking)
         self.__dict__.pop("answers", None)
 
     # What lm-eval calls.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sinks.errors import InputError
 from sinks.models import LanguageModel
-from sinks.samplers import generate
+from sinks.samplers import generate, guided
 
 NLL_TYPES = {"mc": ("ftb", "btf", "union"), "ar_ftb": ("ftb",), "ar_btf": ("btf",)}
 
@@ -205,6 +205,5 @@ def _logits(lm: LanguageModel, inputs: Tensor, prompt_length: int, cfg_scale: fl
     else:
         hidden = inputs.clone()
         hidden[:, :prompt_length] = lm.spec.mask_token_id  # type: ignore[assignment]
-        conditional, without = lm.model(torch.cat([inputs, hidden]), use_cache=False).logits.chunk(2)
-        logits = without + (cfg_scale + 1) * (conditional - without)
+        logits = guided(lm.model(torch.cat([inputs, hidden]), use_cache=False).logits, cfg_scale)
     return torch.cat([logits[:, :1], logits[:, :-1]], 1) if lm.spec.shift == "next" else logits

@@ -38,6 +38,11 @@ def uniform(*coordinates: Tensor) -> Tensor:
     return (_shift_right(state, 11).to(torch.float64) + 0.5) * 2.0**-53
 
 
+def gumbel(draws: Tensor) -> Tensor:
+    """Standard Gumbel noise from uniform draws: the largest of logits + noise is a draw from their softmax."""
+    return -torch.log(-torch.log(draws))
+
+
 class Noise:
     """The draws of one generation.
 

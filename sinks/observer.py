@@ -80,12 +80,11 @@ class Observer:
             masking = replace(masking, visibility="raw", rows="all")
         self.spec, self.capture, self.masking, self.noise = spec, capture, masking, noise
         self.batch = len(valid)
-        if capture is not None:
-            check_range("layer", capture.layers, spec.layers)
-            check_range("head", capture.heads, spec.heads)
+        for chosen in (capture, masking):
+            if chosen is not None:
+                check_range("layer", chosen.layers, spec.layers)
+                check_range("head", chosen.heads, spec.heads)
         if masking is not None:
-            check_range("layer", masking.layers, spec.layers)
-            check_range("head", masking.heads, spec.heads)
             most = int(valid.sum(-1).min()) - 1
             if masking.top_k is not None and masking.top_k > most:
                 _log.warning("top_k %d would leave no key open: at most %d are blocked", masking.top_k, most)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sinks import detection
 from sinks.errors import InputError, is_real, is_whole
 from sinks.families import AUTOREGRESSIVE
-from sinks.noise import CONFIDENCE, ORDER, Noise
+from sinks.noise import CONFIDENCE, ORDER, Noise, gumbel
 
 SINK_MASKED = "_sink_masked"
 SYNONYMS = {
@@ -202,7 +202,7 @@ class BlockwiseRemasking:
             return logits.argmax(-1)
         # Upstream's exp(logits) / (-ln U)^temperature in float64, under a logarithm that changes no order.
         draws = self.noise.over_tokens(step, positions, logits.shape[-1])
-        return (logits.double() - self.s.temperature * torch.log(-torch.log(draws))).argmax(-1)
+        return (logits.double() + self.s.temperature * gumbel(draws)).argmax(-1)
 
     def choose(self, confidence: Tensor, eligible: Tensor, positions: Tensor, step: int) -> Tensor:
         # topk, not a stable sort: where confidences tie (in bfloat16 they often do) its order is upstream's. As that
@@ -237,7 +237,7 @@ class ScheduledRemasking:
         probabilities = restrict(logits, self.s).softmax(-1)
         if self.s.temperature > 0:
             draws = self.noise.over_tokens(step, positions, logits.shape[-1])
-            tokens = (probabilities.double().log() - torch.log(-torch.log(draws))).argmax(-1)
+            tokens = (probabilities.double().log() + gumbel(draws)).argmax(-1)
         else:
             tokens = probabilities.argmax(-1)
         chosen = probabilities.gather(-1, tokens[..., None])[..., 0]
@@ -255,7 +255,7 @@ class ScheduledRemasking:
         if self.s.alg_temp:
             # Drawing without replacement from a softmax is taking the largest after adding Gumbel noise.
             draws = self.noise.over_positions(ORDER, step, positions)
-            confidence = confidence.double() / self.s.alg_temp - torch.log(-torch.log(draws))
+            confidence = confidence.double() / self.s.alg_temp + gumbel(draws)
         return detection.select(confidence, eligible, count)
 
     def finished(self, tokens: Tensor, step: int) -> Tensor:

@@ -167,6 +167,8 @@ class _Denoising:
         self.lm, self.sampling, self.observer, self.mask_id = lm, sampling, observer, _mask_id(lm)
         self.tokens, self.valid = tokens.to(lm.device), valid.to(lm.device)
         self.given = (self.tokens != self.mask_id) & self.valid
+        self.prompt = torch.ones_like(self.valid)
+        self.prompt[:, -sampling.gen_len :] = False
         self.padded = not bool(valid.all())
         # Counted without padding, so that a padded row is what it would be alone.
         self.positions = (self.valid.cumsum(-1) - 1).clamp_min(0)
@@ -183,8 +185,9 @@ class _Denoising:
     @torch.no_grad()
     def _step(self, index: int) -> Step:
         eligible = self.strategy.eligible((self.tokens == self.mask_id) & self.valid, index) & ~self.done
-        blocked = self._blocked(index)
-        logits, seen = self._forward(index, blocked)
+        inputs = self._inputs()
+        blocked = self._blocked(index, inputs)
+        logits, seen = self._forward(index, inputs, blocked)
         proposal, confidence = self.strategy.propose(logits, self.positions, index)
         chosen = self.strategy.choose(confidence, eligible, self.positions, index) & eligible
         self.tokens = torch.where(chosen, proposal, self.tokens)
@@ -201,24 +204,21 @@ class _Denoising:
     def _copied(self, rows: Tensor) -> Tensor:
         return rows.repeat(self.copies, 1)
 
-    def _blocked(self, index: int) -> Tensor | None:
-        prompt = torch.zeros_like(self.valid)
-        prompt[:, : -self.sampling.gen_len] = True
-        masked = self._inputs() == self.mask_id
-        return self.observer.blocked(index, self.judged, self._copied(self.valid), masked, self._copied(prompt))
+    def _blocked(self, index: int, inputs: Tensor) -> Tensor | None:
+        valid, prompt = self._copied(self.valid), self._copied(self.prompt)
+        return self.observer.blocked(index, self.judged, valid, inputs == self.mask_id, prompt)
 
-    def _forward(self, index: int, blocked: Tensor | None) -> tuple[Tensor, Seen]:
+    def _forward(self, index: int, inputs: Tensor, blocked: Tensor | None) -> tuple[Tensor, Seen]:
         """Logits (B, S, V) that predict their own position, and what the layers showed."""
         valid, positions = self._copied(self.valid), self._copied(self.positions)
         masks = {"attention_mask": valid, "position_ids": positions} if self.padded else {}
         with self.lm.probe.asked(self.observer.ask(index, blocked)) as seen:
-            logits = self.lm.model(self._inputs(), use_cache=False, **masks).logits
+            logits = self.lm.model(inputs, use_cache=False, **masks).logits
         judged = self.observer.judged
         if judged is not None:
             self.judged = columns(seen, judged)
         if self.copies == 2:
-            conditional, without_prompt = logits.chunk(2)
-            logits = without_prompt + (self.sampling.cfg_scale + 1) * (conditional - without_prompt)
+            logits = guided(logits, self.sampling.cfg_scale)
         return (self._shifted(logits) if self.lm.spec.shift == "next" else logits), seen
 
     def _shifted(self, logits: Tensor) -> Tensor:
@@ -226,6 +226,12 @@ class _Denoising:
         places = torch.arange(logits.shape[1], device=logits.device)
         before = torch.where(self.positions > 0, places - 1, places)
         return logits.gather(1, before[..., None].expand_as(logits))
+
+
+def guided(logits: Tensor, cfg_scale: float) -> Tensor:
+    """(B, S, V) by classifier-free guidance from (2 B, S, V): rows with their prompt, then the same without it."""
+    conditional, without_prompt = logits.chunk(2)
+    return without_prompt + (cfg_scale + 1) * (conditional - without_prompt)
 
 
 def _strategy(lm: LanguageModel, sampling: Sampling, valid: Tensor, noise: Noise) -> Remasking:
