@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sinks import checkpoints, likelihood, models, remasking
-from sinks.attention import parse_indices
-from sinks.errors import InputError, is_whole
+from sinks.errors import InputError, is_whole, parse_indices
 from sinks.families import AUTOREGRESSIVE
 from sinks.masking import FIELDS, SinkMasking
 from sinks.remasking import Sampling

@@ -37,21 +37,6 @@ def check_indices(name: str, chosen: Collection[int] | None) -> None:
         raise InputError(f"{name}={chosen!r} must hold whole numbers of 0 or more")
 
 
-def parse_indices(name: str, text: str | Sequence[int] | None) -> list[int] | None:
-    """Layers or heads as a command line takes them: "0,3-5" (or "0;3-5") is [0, 3, 4, 5]; a list stays one."""
-    if text is None or not isinstance(text, str):
-        return None if text is None else list(text)
-    found: list[int] = []
-    for part in text.replace(";", ",").split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or not int(first) <= int(last or first) < 10**6:
-            raise InputError(f"{name} {text[:40]!r} cannot be read; write numbers and ranges like 0,3-5")
-        found += range(int(first), int(last or first) + 1)
-    if len(set(found)) < len(found):
-        raise InputError(f"{name} {text!r} names one of them twice")
-    return found
-
-
 @dataclass(frozen=True)
 class Capture:
     """What a generation keeps of its attention.

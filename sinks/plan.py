@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sinks import checkpoints, families, models, remasking
-from sinks.attention import Capture, parse_indices
-from sinks.errors import InputError
+from sinks.attention import Capture
+from sinks.errors import InputError, parse_indices
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
 from sinks.remasking import Sampling

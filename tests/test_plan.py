@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.attention import parse_indices
-from sinks.errors import InputError
+from sinks.errors import InputError, parse_indices
 from sinks.runs import evenly_spaced
 
 

@@ -1,0 +1,136 @@
+"""Run folders in, figures, films and tables out; needs no torch.
+
+python plots_creation.py tiny runs --report
+python plots_creation.py LLaDA runs --samples 0,2-4 --layers 0,15,31 --format pdf
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from sinks import gallery, statistics, video
+from sinks.errors import InputError, exits_cleanly, is_real, parse_indices
+from sinks.gallery import Options
+from sinks.report import write_report
+from sinks.runs import Run, Sample, find_runs
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists all options)")
+
+
+def parse() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="draw the runs of this model, as inference_model.py was told it")
+    parser.add_argument("runs_dir", metavar="RUNS_DIR", type=Path, help="searched with all folders inside; or one run")
+    parser.add_argument("--epsilon", type=float, default=3.0, help="sink threshold (default: 3)")
+    parser.add_argument("--samples", metavar="0,2-4", help="samples to draw (default: all)")
+    parser.add_argument("--layers", metavar="0,3-5", help="layers that get figures of their own (default: all)")
+    parser.add_argument("--format", choices=("png", "pdf", "svg"), default="png", help="of the figures (default: png)")
+    parser.add_argument("--no_video", action="store_true", help="no films")
+    parser.add_argument("--report", action="store_true", help="also report.html: step through the run in a browser")
+    parser.add_argument("--compare", metavar="RUN", type=Path, help="another run, beside the first in the report")
+    parser.add_argument("--force", action="store_true", help="draw again what is there")
+    return parser.parse_args()
+
+
+def options_of(given: argparse.Namespace) -> Options:
+    films: Sequence[str] = () if given.no_video else (".mp4", ".gif")
+    missing = video.ffmpeg_missing()
+    if films and missing:
+        print(f"no mp4, only GIF: {missing}", file=sys.stderr)
+        films = (".gif",)
+    layers = None if given.layers is None else parse_indices("layers", given.layers)
+    return Options(given.epsilon, layers, f".{given.format}", films, given.force)
+
+
+def chosen(run: Run, samples: Sequence[int] | None) -> list[Sample]:
+    """The samples to draw; says which are not finished."""
+    planned, done = [sample["index"] for sample in run.manifest["samples"]], {s.index: s for s in run.samples}
+    wanted = planned if samples is None else [index for index in samples if index in planned]
+    missing = [index for index in wanted if index not in done]
+    if missing:
+        names = ", ".join(map(str, missing))
+        print(f"{run.path}: sample {names} not finished, left out; --resume makes it", file=sys.stderr)
+    return [done[index] for index in wanted if index in done]
+
+
+def draw_run(run: Run, samples: Sequence[int] | None, options: Options) -> int:
+    """Everything of one run; returns how many samples could not be read."""
+    counts, broken = [], 0
+    with tqdm(unit="file", desc=run.path.name) as bar:
+        for sample in chosen(run, samples):
+            try:
+                counted = statistics.count(run, sample, options.epsilon)
+                jobs = gallery.sample_jobs(run, counted, options)
+            except InputError as error:
+                print(f"error: {error}", file=sys.stderr)
+                broken += 1
+                continue
+            draw_all(jobs, options, bar)
+            counts.append(counted)
+        if counts:
+            draw_all(gallery.run_jobs(run, counts, options), options, bar)
+            statistics.write_tables(statistics.tables(counts, options.epsilon), run.path / "plots")
+    return broken
+
+
+def report_run(run: Run, samples: Sequence[int] | None, epsilon: float, compared: Path | None) -> None:
+    """One page of the run's samples, each beside the same one of the other run, if there is one."""
+    shown, pair = chosen(run, samples), None
+    if compared is not None:
+        other = Run(compared)
+        beside = {sample.index: sample for sample in other.samples}
+        shown = [sample for sample in shown if sample.index in beside]
+        pair = (other, [beside[sample.index] for sample in shown])
+    write_report(run, run.path / "report.html", shown, epsilon, pair)
+    print(f"report          {run.path / 'report.html'}")
+
+
+def draw_all(jobs: Sequence[gallery.Job], options: Options, bar: tqdm) -> None:
+    for path in gallery.draw(jobs, options.force):
+        bar.set_postfix_str(path.name, refresh=False)
+        bar.update()
+
+
+def runs_of(model: str, runs_dir: Path) -> list[Run]:
+    runs = find_runs(runs_dir)
+    if not runs:
+        raise InputError(f"there is no run in {runs_dir}; make one: python inference_model.py {model}")
+    mine = [run for run in runs if run.manifest["model"] == model]
+    if not mine:
+        there = ", ".join(sorted({str(run.manifest["model"]) for run in runs}))
+        raise InputError(f"no run of {model} in {runs_dir}; there are runs of {there}")
+    return mine
+
+
+@exits_cleanly
+def main() -> None:
+    logging.basicConfig(format="%(message)s")
+    given = parse()
+    if not is_real(given.epsilon) or not 0 <= given.epsilon < float("inf"):
+        raise InputError(f"epsilon is {given.epsilon}; it must be a number of 0 or more")
+    samples = None if given.samples is None else parse_indices("samples", given.samples)
+    options = options_of(given)
+    broken = 0
+    for run in runs_of(given.model, given.runs_dir):
+        broken += draw_run(run, samples, options)
+        print(f"plots           {run.path / 'plots'}")
+        if given.report or given.compare:
+            report_run(run, samples, given.epsilon, given.compare)
+    if broken:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""plots_creation.py as a user runs it: which files appear, with which numbers, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import HEADS, LAYERS, planted, write_run
+
+import plots_creation
+from sinks.detection import detect
+
+
+def draw(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["plots_creation.py", *map(str, arguments)])
+    try:
+        plots_creation.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_numbers_of_planted_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    incoming = planted(steps=6, length=20)
+    run = write_run(tmp_path, incoming=[incoming, incoming], prompt_length=14)
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "1") == 0
+
+    heads = rows(run / "plots" / "heads.csv")
+    assert len(heads) == 2 * LAYERS * HEADS
+    assert {row["displacement_per_step"] for row in heads} == {"1"}
+    assert {row["sinks_per_step"] for row in heads} == {"1"}
+    assert float(heads[0]["share_of_attention"]) == pytest.approx(0.4, abs=1e-3)
+    movement = rows(run / "plots" / "movement.csv")
+    assert {row["moves"] for row in movement} == {"moves right"}
+    [summary] = rows(run / "plots" / "summary.csv")
+    assert float(summary["share_of_tokens"]) == pytest.approx(detect(incoming, 3.0).mean())
+    sinks = {row["class"]: int(row["count"]) for row in rows(run / "plots" / "classes.csv") if row["series"] == "sinks"}
+    assert sum(sinks.values()) == 2 * 6 * LAYERS * HEADS
+
+    drawn = {path.name for path in (run / "plots" / "sample_001").iterdir()}
+    assert drawn == {
+        "incoming.png",
+        "incoming_layers.png",
+        "over_steps.png",
+        "incoming_layer_01.png",
+        "heads_layer_01.png",
+        "strongest_layer_01.png",
+    }
+
+
+def test_films_patterns_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path, patterns="mean", pattern_steps=3)
+    assert draw(monkeypatch, "tiny", run, "--layers", "0", "--report", "--format", "svg") == 0
+    drawn = {path.name for path in (run / "plots" / "sample_000").iterdir()}
+    films = {f"{name}{suffix}" for name in ("incoming_film", "pattern_film_layer_00") for suffix in (".mp4", ".gif")}
+    assert films <= drawn
+    assert {f"pattern_layer_00_step_{t:04d}.svg" for t in (0, 4, 7)} <= drawn
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_what_is_drawn_is_skipped_unless_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path)
+    arguments = ("tiny", tmp_path, "--no_video", "--layers", "0")
+    draw(monkeypatch, *arguments)
+    figure = run / "plots" / "sample_000" / "incoming.png"
+    figure.write_bytes(b"mine")
+    draw(monkeypatch, *arguments)
+    assert figure.read_bytes() == b"mine"
+    draw(monkeypatch, *arguments, "--force")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_runs_of_the_named_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = write_run(tmp_path / "a", model="tiny")
+    other = write_run(tmp_path / "b", model="LLaDA")
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0") == 0
+    assert (mine / "plots").exists() and not (other / "plots").exists()
+
+
+def test_an_unfinished_run_is_drawn_as_far_as_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, missing=1)
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0") == 0
+    assert "sample 1 not finished" in capsys.readouterr().err
+    assert (run / "plots" / "summary.csv").exists()
+
+
+def test_a_damaged_file_is_named_and_the_rest_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, incoming=[planted(4, 12), planted(4, 12)])
+    damaged = run / "sample_000" / "incoming.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0") == 1
+    assert str(damaged) in capsys.readouterr().err
+    assert [path.name for path in (run / "plots").glob("sample_*")] == ["sample_001"]
+
+
+def test_no_ffmpeg_gives_a_gif_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "missing"))
+    run = write_run(tmp_path)
+    assert draw(monkeypatch, "tiny", tmp_path, "--layers", "0") == 0
+    assert "only GIF" in capsys.readouterr().err
+    films = {path.name for path in (run / "plots" / "sample_000").glob("*film*")}
+    assert films == {"incoming_film.gif"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tiny", "nothing"), "there is no folder"),
+        (("tiny", "."), "there is no run in"),
+        (("LLaDA", "runs"), "there are runs of tiny"),
+        (("tiny", "runs", "--epsilon", "-1"), "0 or more"),
+        (("tiny", "runs", "--samples", "a"), "numbers and ranges"),
+        (("tiny", "runs", "--format", "gif"), "invalid choice"),
+    ],
+)
+def test_bad_input(
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    write_run(tmp_path / "runs")
+    monkeypatch.chdir(empty if arguments[1] == "." else tmp_path)
+    assert draw(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_single_step_and_a_single_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path, incoming=[np.ones((1, 1, 1, 1), dtype=np.float32)], prompt_length=0)
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video") == 0
+    [head] = rows(run / "plots" / "heads.csv")
+    assert head["sinks_per_step"] == "0" and head["displacement_per_step"] == "" and head["dwell_steps"] == ""
