@@ -1,7 +1,7 @@
 """Evaluate LLaDA or MMaDA with lm-eval, with or without sink masking; README.md shows the commands."""
 
 from sinks.arguments import LLADA_SCRIPT
-from sinks.errors import exits_cleanly
+from sinks.commandline import exits_cleanly
 from sinks.evaluation import main
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from sinks import inference
-from sinks.errors import InputError, exits_cleanly
+from sinks.commandline import Parser, exits_cleanly
+from sinks.errors import InputError
 from sinks.families import MODELS
 from sinks.files import gib
 from sinks.plan import PATTERNS, Settings, plan
@@ -25,24 +26,9 @@ from sinks.runs import Run
 from sinks.summary import summarise
 
 
-class Parser(argparse.ArgumentParser):
-    """Leaves an option out of the result unless it was given, and says what is wrong in one line."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            description=__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            argument_default=argparse.SUPPRESS,
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists all options)")
-
-
 def parse() -> dict[str, Any]:
     """The options that were given, by name."""
-    parser = Parser()
+    parser = Parser(__doc__, argument_default=argparse.SUPPRESS)  # what was not given is left out
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{', '.join(MODELS)}, a folder, or a hub id")
     parser.add_argument("--checkpoint", metavar="ID_OR_PATH", help="instead of the model's own")
     parser.add_argument("--trust_remote_code", action="store_true", help="run a checkpoint's code for its tokenizer")

@@ -11,26 +11,20 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from tqdm import tqdm
 
 from sinks import gallery, statistics, video
-from sinks.errors import InputError, exits_cleanly, is_real, parse_indices
+from sinks.commandline import Parser, exits_cleanly, parse_indices
+from sinks.detection import check_epsilon
+from sinks.errors import InputError
 from sinks.gallery import Options
 from sinks.report import write_report
 from sinks.runs import Run, Sample, find_runs
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists all options)")
-
-
 def parse() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="draw the runs of this model, as inference_model.py was told it")
     parser.add_argument("runs_dir", metavar="RUNS_DIR", type=Path, help="searched with all folders inside; or one run")
     parser.add_argument("--epsilon", type=float, default=3.0, help="sink threshold (default: 3)")
@@ -50,8 +44,7 @@ def options_of(given: argparse.Namespace) -> Options:
     if films and missing:
         print(f"no mp4, only GIF: {missing}", file=sys.stderr)
         films = (".gif",)
-    layers = None if given.layers is None else parse_indices("layers", given.layers)
-    return Options(given.epsilon, layers, f".{given.format}", films, given.force)
+    return Options(given.epsilon, parse_indices("layers", given.layers), f".{given.format}", films, given.force)
 
 
 def chosen(run: Run, samples: Sequence[int] | None) -> list[Sample]:
@@ -65,11 +58,11 @@ def chosen(run: Run, samples: Sequence[int] | None) -> list[Sample]:
     return [done[index] for index in wanted if index in done]
 
 
-def draw_run(run: Run, samples: Sequence[int] | None, options: Options) -> int:
+def draw_run(run: Run, samples: Sequence[Sample], options: Options) -> int:
     """Everything of one run; returns how many samples could not be read."""
     counts, broken = [], 0
     with tqdm(unit="file", desc=run.path.name) as bar:
-        for sample in chosen(run, samples):
+        for sample in samples:
             try:
                 counted = statistics.count(run, sample, options.epsilon)
                 jobs = gallery.sample_jobs(run, counted, options)
@@ -80,20 +73,21 @@ def draw_run(run: Run, samples: Sequence[int] | None, options: Options) -> int:
             draw_all(jobs, options, bar)
             counts.append(counted)
         if counts:
-            draw_all(gallery.run_jobs(run, counts, options), options, bar)
-            statistics.write_tables(statistics.tables(counts, options.epsilon), run.path / "plots")
+            tables = statistics.tables(counts, options.epsilon)
+            draw_all(gallery.run_jobs(run, counts, tables, options), options, bar)
+            statistics.write_tables(tables, run.path / "plots")
     return broken
 
 
-def report_run(run: Run, samples: Sequence[int] | None, epsilon: float, compared: Path | None) -> None:
+def report_run(run: Run, samples: Sequence[Sample], epsilon: float, compared: Path | None) -> None:
     """One page of the run's samples, each beside the same one of the other run, if there is one."""
-    shown, pair = chosen(run, samples), None
+    pair = None
     if compared is not None:
         other = Run(compared)
         beside = {sample.index: sample for sample in other.samples}
-        shown = [sample for sample in shown if sample.index in beside]
-        pair = (other, [beside[sample.index] for sample in shown])
-    write_report(run, run.path / "report.html", shown, epsilon, pair)
+        samples = [sample for sample in samples if sample.index in beside]
+        pair = (other, [beside[sample.index] for sample in samples])
+    write_report(run, run.path / "report.html", samples, epsilon, pair)
     print(f"report          {run.path / 'report.html'}")
 
 
@@ -118,12 +112,12 @@ def runs_of(model: str, runs_dir: Path) -> list[Run]:
 def main() -> None:
     logging.basicConfig(format="%(message)s")
     given = parse()
-    if not is_real(given.epsilon) or not 0 <= given.epsilon < float("inf"):
-        raise InputError(f"epsilon is {given.epsilon}; it must be a number of 0 or more")
-    samples = None if given.samples is None else parse_indices("samples", given.samples)
+    check_epsilon(given.epsilon)
+    wanted = parse_indices("samples", given.samples)
     options = options_of(given)
     broken = 0
     for run in runs_of(given.model, given.runs_dir):
+        samples = chosen(run, wanted)
         broken += draw_run(run, samples, options)
         print(f"plots           {run.path / 'plots'}")
         if given.report or given.compare:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sinks import checkpoints, likelihood, models, remasking
-from sinks.errors import InputError, is_whole, parse_indices
+from sinks.commandline import parse_indices
+from sinks.errors import InputError, is_whole
 from sinks.families import AUTOREGRESSIVE
 from sinks.masking import FIELDS, SinkMasking
 from sinks.remasking import Sampling

@@ -113,9 +113,14 @@ def pool(incoming: Array, scope: str, layer_axis: int, head_axis: int = -2) -> A
     return xp.mean(incoming, axis=axes, keepdims=True) if axes else incoming
 
 
-def _check(epsilon: float, normalization: str, visibility: str) -> None:
+def check_epsilon(epsilon: float, name: str = "epsilon") -> None:
+    """Raises: InputError when a threshold is no number of 0 or more."""
     if not is_real(epsilon) or not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon is {epsilon}; it must be a number of 0 or more")
+        raise InputError(f"{name} is {epsilon}; it must be a number of 0 or more")
+
+
+def _check(epsilon: float, normalization: str, visibility: str) -> None:
+    check_epsilon(epsilon)
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization {normalization!r} is unknown; use one of {', '.join(NORMALIZATIONS)}")
     if visibility not in VISIBILITIES:

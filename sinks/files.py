@@ -45,7 +45,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """UTF-8, as it is."""
-    with explained("write", path), _replacing(path) as file:
+    with explained("write", path), _replacing_file(path) as file:
         file.write(text.encode("utf-8"))
 
 
@@ -81,7 +81,7 @@ class TensorStream:
 
     def __enter__(self) -> TensorStream:
         with explained("write", self._path):
-            self._replacing = _replacing(self._path)
+            self._replacing = _replacing_file(self._path)
             self._file = self._replacing.__enter__()
             self._file.write(self._header)
         return self
@@ -126,14 +126,20 @@ def _cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file under a temporary name, which becomes ``path`` at the end and vanishes on an error."""
+def _replacing_file(path: Path) -> Iterator[BinaryIO]:
+    """The same as an open file, which is on the disk before it gets its name."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which becomes it at the end and vanishes on an error."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):

@@ -5,25 +5,33 @@ What is drawn already is skipped, so a stopped command goes on where it was; one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from sinks import plotting, statistics, video
+from sinks import heatmaps, plotting, video
 from sinks.errors import InputError
 from sinks.files import explained
-from sinks.plotting import TextAxis
-from sinks.runs import Array, Run, Sample, evenly_spaced
-from sinks.statistics import Counts
+from sinks.heatmaps import TextAxis
+from sinks.runs import Run, Sample, evenly_spaced
+from sinks.statistics import EPSILONS, Counts, Row, epsilon_for
 
 FPS = 8
 GIF_FRAMES = 48  # a GIF of all steps would be many times the film's size
 PATTERN_MAPS = 4  # steps whose pattern is drawn
+MOVEMENT = {
+    "displacement_per_step": "signed displacement of the strongest sink (tokens per step, right positive)",
+    "dwell_steps": "dwell time of the strongest sink (steps)",
+    "persistence": "share of sinks that still are one a step later",
+}
+"""Columns of the table of movement that get a map of layers and heads, and what they are."""
 
 Job = tuple[Path, Callable[[Path], object]]
+Figures = Iterator[tuple[str, Callable[[Path], object]]]
+Films = Iterator[tuple[str, Callable[[str, Path], object]]]
 
 
 @dataclass(frozen=True)
@@ -40,18 +48,18 @@ class Options:
 def sample_jobs(run: Run, counted: Counts, options: Options) -> list[Job]:
     """Every figure and film of one sample."""
     folder = run.path / "plots" / counted.sample.folder.name
-    jobs = [*_figures(run, counted, options), *_pattern_figures(run, counted.sample, options)]
-    named = [(folder / f"{name}{options.suffix}", draw) for name, draw in jobs]
-    films = [*_incoming_films(run, counted), *_pattern_films(run, counted.sample, options)]
-    return named + [
+    text, title = text_axis(run, counted.sample), f"{_model(run)}, sample {counted.sample.index}"
+    figures = [*_figures(counted, text, title, options), *_pattern_figures(counted.sample, text, title, options)]
+    films = list(_films(counted, text, title, options))
+    return [(folder / f"{name}{options.suffix}", draw) for name, draw in figures] + [
         (folder / f"{name}{suffix}", partial(draw, suffix)) for suffix in options.films for name, draw in films
     ]
 
 
-def run_jobs(run: Run, counts: Sequence[Counts], options: Options) -> list[Job]:
-    """Every figure over all samples that were counted."""
+def run_jobs(run: Run, counts: Sequence[Counts], tables: Mapping[str, Sequence[Row]], options: Options) -> list[Job]:
+    """Every figure over all samples that were counted, of their tables."""
     folder, title = run.path / "plots", f"{_model(run)}, {len(counts)} samples, epsilon {options.epsilon:g}"
-    return [(folder / f"{name}{options.suffix}", draw) for name, draw in _pooled_figures(counts, title)]
+    return [(folder / f"{name}{options.suffix}", draw) for name, draw in _pooled_figures(counts, tables, title)]
 
 
 def draw(jobs: Sequence[Job], force: bool) -> Iterator[Path]:
@@ -65,35 +73,35 @@ def draw(jobs: Sequence[Job], force: bool) -> Iterator[Path]:
 
 
 def text_axis(run: Run, sample: Sample) -> TextAxis:
-    """The key positions of a sample; blocks only where the family has them."""
-    sampling, spec = run.manifest["sampling"], run.manifest["spec"]
-    blocks = spec["family"] in ("LLaDA", "MMaDA") and sampling["block_len"] < sampling["gen_len"]
-    return TextAxis(
-        sample.tokens_text, sample.prompt_length, sampling["block_len"] if blocks else None, sample.unmasked_at
+    """The key positions of a sample."""
+    block_len, gen_len = (run.manifest["sampling"][name] for name in ("block_len", "gen_len"))
+    one_block = block_len >= gen_len  # also what families without blocks write
+    return TextAxis(sample.tokens_text, sample.prompt_length, None if one_block else block_len, sample.unmasked_at)
+
+
+def _figures(counted: Counts, text: TextAxis, title: str, options: Options) -> Figures:
+    sample, means, whole = counted.sample, counted.means, "mean over layers and heads"
+    names = _numbered("layer", sample.layers)
+    yield "incoming", partial(heatmaps.incoming_map, means.mean(1), text, title=f"{title}: incoming attention, {whole}")
+    yield (
+        "incoming_layers",
+        partial(heatmaps.incoming_grid, means.swapaxes(0, 1), names, text, title=f"{title}: mean over heads"),
     )
-
-
-def _figures(run: Run, counted: Counts, options: Options) -> Iterator[tuple[str, Callable[[Path], object]]]:
-    sample, means, title = counted.sample, counted.means, f"{_model(run)}, sample {counted.sample.index}"
-    text, names = text_axis(run, sample), [f"layer {layer}" for layer in sample.layers]
-    whole = "mean over layers and heads"
-    yield "incoming", partial(_map, means.mean(1), text, title=f"{title}: incoming attention, {whole}")
-    yield "incoming_layers", partial(_grid, means.swapaxes(0, 1), names, text, title=f"{title}: mean over heads")
     yield "over_steps", partial(_over_steps, counted, title=title)
     for layer in _layers(sample, options):
         i, of = sample.layers.index(layer), f"layer_{layer:02d}"
-        heads, here = [f"head {head}" for head in sample.heads], f"{title}, layer {layer}"
-        yield f"incoming_{of}", partial(_map, means[:, i], text, title=f"{here}: mean over heads")
+        heads, here = _numbered("head", sample.heads), f"{title}, layer {layer}"
+        yield f"incoming_{of}", partial(heatmaps.incoming_map, means[:, i], text, title=f"{here}: mean over heads")
         yield f"heads_{of}", partial(_heads, sample, layer, heads, text, title=here)
         paths = counted.positions[:, i].swapaxes(0, 1)
-        yield f"strongest_{of}", partial(_paths, paths, heads, text, title=f"{here}: strongest sink")
+        yield f"strongest_{of}", partial(heatmaps.strongest_paths, paths, heads, text, title=f"{here}: strongest sink")
 
 
-def _pattern_figures(run: Run, sample: Sample, options: Options) -> Iterator[tuple[str, Callable[[Path], object]]]:
+def _pattern_figures(sample: Sample, text: TextAxis, title: str, options: Options) -> Figures:
     steps = sample.pattern_steps
     for t in [steps[i] for i in evenly_spaced(PATTERN_MAPS, len(steps))] if steps else ():
         for layer in _pattern_layers(sample, options):
-            yield f"pattern_layer_{layer:02d}_step_{t:04d}", partial(_pattern, run, sample, layer, t)
+            yield f"pattern_layer_{layer:02d}_step_{t:04d}", partial(_pattern, sample, layer, t, text, title=title)
 
 
 def _pattern_layers(sample: Sample, options: Options) -> Sequence[int]:
@@ -113,58 +121,49 @@ def _layers(sample: Sample, options: Options) -> Sequence[int]:
     return options.layers
 
 
-def _pooled_figures(counts: Sequence[Counts], title: str) -> Iterator[tuple[str, Callable[[Path], object]]]:
+def _pooled_figures(counts: Sequence[Counts], tables: Mapping[str, Sequence[Row]], title: str) -> Figures:
     sample = counts[0].sample
-    classes = [{"name": row["class"], **_plain(row)} for row in statistics.class_rows(counts)]
+    classes = [{"name": row["class"], "series": row["series"], **_bounded(row)} for row in tables["classes"]]
     yield "classes", partial(plotting.class_bars, classes, title=title)
-    epsilons = {f"{share:.0%} unflagged": value for share, value in statistics.epsilon_for(counts).items()}
-    flagged = np.array([row["share_of_tokens"] for row in statistics.epsilon_rows(counts)])
-    marks = {name: value for name, value in epsilons.items() if value <= statistics.EPSILONS[-1]}
-    yield "epsilon", partial(plotting.epsilon_curve, statistics.EPSILONS, flagged, title=title, marks=marks)
-    around = list(statistics.unmasking_rows(counts))
-    if around:
-        yield "unmasking", partial(_unmasking, around, title=title)
-    rows = [{"name": row["definition"], **row} for row in statistics.definition_rows(counts)]
-    yield "definitions", partial(plotting.definitions_bars, rows, title=title)
-    moved, shape = list(statistics.movement_rows(counts)), (len(sample.layers), len(sample.heads))
-    for name, label in (
-        ("displacement_per_step", "signed displacement of the strongest sink (tokens per step, right positive)"),
-        ("dwell_steps", "dwell time of the strongest sink (steps)"),
-        ("persistence", "share of sinks that still are one a step later"),
-    ):
-        values = np.array([row[name] for row in moved]).reshape(shape)
-        named = partial(plotting.layer_head_map, values, sample.layers, sample.heads, title=title, label=label)
-        yield name, partial(named, diverging=name.startswith("displacement"))
+    epsilons = {f"{share:.0%} unflagged": value for share, value in epsilon_for(counts).items()}
+    flagged = np.array([row["share_of_tokens"] for row in tables["epsilon"]])
+    marks = {name: value for name, value in epsilons.items() if value <= EPSILONS[-1]}
+    yield "epsilon", partial(plotting.epsilon_curve, EPSILONS, flagged, title=title, marks=marks)
+    if tables["unmasking"]:
+        yield "unmasking", partial(_unmasking, tables["unmasking"], title=title)
+    definitions = [{"name": row["definition"], **row} for row in tables["definitions"]]
+    yield "definitions", partial(plotting.definitions_bars, definitions, title=title)
+    for name, label in MOVEMENT.items():
+        values = np.array([row[name] for row in tables["movement"]]).reshape(len(sample.layers), len(sample.heads))
+        diverging = name == "displacement_per_step"
+        of_heads = partial(plotting.layer_head_map, values, sample.layers, sample.heads)
+        yield name, partial(of_heads, title=title, label=label, diverging=diverging)
 
 
-def _plain(row: statistics.Row) -> dict[str, object]:
-    return {"series": row["series"], "share": row["share"], "low": row["share_low"], "high": row["share_high"]}
+def _bounded(row: Row) -> dict[str, float]:
+    return {"share": row["share"], "low": row["share_low"], "high": row["share_high"]}
 
 
-def _incoming_films(run: Run, counted: Counts) -> Iterator[tuple[str, Callable[[str, Path], object]]]:
-    yield "incoming_film", partial(_incoming_film, run, counted)
-
-
-def _incoming_film(run: Run, counted: Counts, suffix: str, path: Path) -> None:
-    steps = _frames_of(range(len(counted.means)), suffix)
-    names = [f"layer {layer}" for layer in counted.sample.layers]
-    title = f"{_model(run)}, sample {counted.sample.index}: incoming attention, mean over heads"
+def _incoming_film(counted: Counts, text: TextAxis, title: str, suffix: str, path: Path) -> None:
+    steps, names = _frames_of(range(len(counted.means)), suffix), _numbered("layer", counted.sample.layers)
+    title = f"{title}: incoming attention, mean over heads"
     scale = (1.0, max(float(np.nanmax(counted.means)), 1.5))
-    text = text_axis(run, counted.sample)
     frames = video.incoming_frames(counted.means[steps], names, text, title, steps, scale=scale)
     video.write_video(frames, path, FPS)
 
 
-def _pattern_films(run: Run, sample: Sample, options: Options) -> Iterator[tuple[str, Callable[[str, Path], object]]]:
+def _films(counted: Counts, text: TextAxis, title: str, options: Options) -> Films:
+    sample = counted.sample
+    yield "incoming_film", partial(_incoming_film, counted, text, title)
     if sample.pattern_steps:
         layers = _pattern_layers(sample, options)
         for layer in layers if options.layers is not None else [layers[len(layers) // 2]]:
-            yield f"pattern_film_layer_{layer:02d}", partial(_pattern_film, run, sample, layer)
+            here = f"{title}, layer {layer}: pattern, mean over heads"
+            yield f"pattern_film_layer_{layer:02d}", partial(_pattern_film, sample, layer, text, here)
 
 
-def _pattern_film(run: Run, sample: Sample, layer: int, suffix: str, path: Path) -> None:
-    steps, text = _frames_of(sample.pattern_steps, suffix), text_axis(run, sample)
-    title = f"{_model(run)}, sample {sample.index}, layer {layer}: pattern, mean over heads"
+def _pattern_film(sample: Sample, layer: int, text: TextAxis, title: str, suffix: str, path: Path) -> None:
+    steps = _frames_of(sample.pattern_steps, suffix)
     vmax = max(float(np.nanmax(sample.pattern(t, layer))) for t in steps)
     patterns = (sample.pattern(t, layer) for t in steps)
     video.write_video(video.pattern_frames(patterns, text, title, steps, vmax, text.masked), path, FPS)
@@ -174,28 +173,13 @@ def _frames_of(steps: Sequence[int], suffix: str) -> list[int]:
     return [steps[i] for i in evenly_spaced(GIF_FRAMES if suffix == ".gif" else len(steps), len(steps))]
 
 
-def _map(c: Array, text: TextAxis, path: Path, title: str) -> None:
-    plotting.incoming_map(c, text, path, title)
-
-
-def _grid(c: Array, names: Sequence[str], text: TextAxis, path: Path, title: str) -> None:
-    plotting.incoming_grid(c, names, text, path, title)
-
-
-def _paths(positions: Array, names: Sequence[str], text: TextAxis, path: Path, title: str) -> None:
-    plotting.strongest_paths(positions, names, text, path, title)
-
-
 def _heads(sample: Sample, layer: int, names: Sequence[str], text: TextAxis, path: Path, title: str) -> None:
-    plotting.incoming_grid(sample.incoming(layer=layer).swapaxes(0, 1), names, text, path, title)
+    heatmaps.incoming_grid(sample.incoming(layer=layer).swapaxes(0, 1), names, text, path, title)
 
 
-def _pattern(run: Run, sample: Sample, layer: int, t: int, path: Path) -> None:
-    text, title = (
-        text_axis(run, sample),
-        f"{_model(run)}, sample {sample.index}, layer {layer}, step {t}: mean over heads",
-    )
-    plotting.pattern_map(sample.pattern(t, layer), text, path, title, masked=text.masked(t))
+def _pattern(sample: Sample, layer: int, t: int, text: TextAxis, path: Path, title: str) -> None:
+    title = f"{title}, layer {layer}, step {t}: mean over heads"
+    heatmaps.pattern_map(sample.pattern(t, layer), text, path, title, masked=text.masked(t))
 
 
 def _over_steps(counted: Counts, path: Path, title: str) -> None:
@@ -208,10 +192,14 @@ def _over_steps(counted: Counts, path: Path, title: str) -> None:
     plotting.curve_over_steps(pooled, path, title, "share (%), all layers and heads")
 
 
-def _unmasking(rows: Sequence[statistics.Row], path: Path, title: str) -> None:
+def _unmasking(rows: Sequence[Row], path: Path, title: str) -> None:
     columns = ("offset", "share", "share_low", "share_high")
     offset, share, low, high = (np.array([row[key] for row in rows]) for key in columns)
     plotting.unmasking_curve(offset, share, low, high, path, title)
+
+
+def _numbered(what: str, numbers: Sequence[int]) -> list[str]:
+    return [f"{what} {number}" for number in numbers]
 
 
 def _model(run: Run) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sinks import checkpoints, families, models, remasking
 from sinks.attention import Capture
-from sinks.errors import InputError, parse_indices
+from sinks.commandline import parse_indices
+from sinks.detection import check_epsilon
+from sinks.errors import InputError
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
 from sinks.remasking import Sampling
@@ -65,9 +66,7 @@ class Settings:
         if self.offset < 0:
             raise InputError(f"offset is {self.offset}; it must be 0 or more")
         for name in ("epsilon", "mask_epsilon"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is {value}; it must be a number of 0 or more")
+            check_epsilon(getattr(self, name), name)
         if self.prompt is not None and not self.prompt.strip():
             raise InputError("the prompt is empty")
         if self.prompt is not None and self.dataset is not None:

@@ -1,4 +1,4 @@
-"""Figures of numbers: bars, curves, layers by heads; and, from :mod:`sinks.heatmaps`, those over key positions.
+"""Figures of numbers: bars, curves, layers by heads; those over key positions are in :mod:`sinks.heatmaps`.
 
 Arrays and labels in, files out; no science is computed here. Every function builds a Figure, writes it to ``path``
 (png, pdf or svg), and returns it.
@@ -19,11 +19,6 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from sinks.heatmaps import MOST_LABELS, every, picture
-from sinks.heatmaps import TextAxis as TextAxis
-from sinks.heatmaps import incoming_grid as incoming_grid
-from sinks.heatmaps import incoming_map as incoming_map
-from sinks.heatmaps import pattern_map as pattern_map
-from sinks.heatmaps import strongest_paths as strongest_paths
 from sinks.style import (
     COLOURS,
     FILLING,

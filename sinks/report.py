@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sinks.detection import above, detect, normalize
+from sinks.detection import above, check_epsilon, normalize
 from sinks.errors import InputError
 from sinks.files import write_text
 from sinks.runs import Run, Sample
 from sinks.tokens import visible
+from sinks.trajectories import strongest
 
 FLOORS = (0.0, 0.5, 1.0, 2.0, 3.0)
 """By how much a key of a single head must exceed the mean of the others to be kept, where not all keys fit."""
@@ -142,8 +143,7 @@ def means(incoming: Array) -> Array:
 def kept(incoming: Array, floor: float) -> Array:
     """bool (..., S): keys that exceed the mean of the others by more than ``floor``, and the strongest key."""
     strength, keys = normalize(incoming)
-    strongest = np.where(keys, strength, -1.0).argmax(-1)
-    return above(strength, keys, floor) | (keys & (np.arange(incoming.shape[-1]) == strongest[..., None]))
+    return above(strength, keys, floor) | (np.arange(incoming.shape[-1]) == strongest(incoming)[..., None])
 
 
 def count_kept(incoming: Array) -> list[int]:
@@ -234,7 +234,7 @@ def write_report(
     Raises:
         InputError: there is no sample, the runs' samples do not pair, or the budget is too small.
     """
-    detect(np.ones(1), epsilon)  # refuses an epsilon that cannot be used
+    check_epsilon(epsilon)
     runs = [(run, samples)] + ([compared] if compared else [])
     if not samples:
         raise InputError(f"{run.path} has no finished sample to show")

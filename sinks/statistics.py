@@ -124,13 +124,13 @@ def tables(counts: Sequence[Counts], epsilon: float) -> dict[str, list[Row]]:
     """Every table, by the name of its file. All samples must have kept the same layers and heads."""
     return {
         "heads": [row for one in counts for row in _head_rows(one)],
-        "movement": list(movement_rows(counts)),
+        "movement": list(_movement_rows(counts)),
         "steps": [row for one in counts for row in _step_rows(one)],
-        "classes": list(class_rows(counts)),
-        "unmasking": list(unmasking_rows(counts)),
+        "classes": list(_class_rows(counts)),
+        "unmasking": list(_unmasking_rows(counts)),
         "leaving": list(_leaving_rows(counts)),
-        "epsilon": list(epsilon_rows(counts)),
-        "definitions": list(definition_rows(counts)),
+        "epsilon": list(_epsilon_rows(counts)),
+        "definitions": list(_definition_rows(counts)),
         "summary": [_summary(counts, epsilon)],
     }
 
@@ -156,7 +156,7 @@ def _head_rows(one: Counts) -> Iterator[Row]:
         }
 
 
-def movement_rows(counts: Sequence[Counts]) -> Iterator[Row]:
+def _movement_rows(counts: Sequence[Counts]) -> Iterator[Row]:
     """Per layer and head, over samples: signed displacement, which way it goes, dwell time, persistence."""
     moved = [tr.movement(one.positions) for one in counts]
     moves = np.stack([one.moves for one in moved])
@@ -165,7 +165,7 @@ def movement_rows(counts: Sequence[Counts]) -> Iterator[Row]:
     dwelt = tr.interval(np.stack([one.steps for one in stays]), np.stack([one.stays for one in stays]))
     alive = tr.interval(np.stack([one.survived for one in counts]), np.stack([one.mortal for one in counts]))
     shares = {
-        name: tr.interval(np.stack([getattr(one, name) for one in moved]), moves).estimate
+        name: tr.ratio(np.sum([getattr(one, name) for one in moved], axis=0), moves.sum(0))
         for name in ("right", "left", "stayed")
     }
     words = tr.direction(displacement, shares["stayed"])
@@ -199,7 +199,7 @@ def _step_rows(one: Counts) -> Iterator[Row]:
             }
 
 
-def class_rows(counts: Sequence[Counts]) -> Iterator[Row]:
+def _class_rows(counts: Sequence[Counts]) -> Iterator[Row]:
     """What the sinks are (arXiv 2510.15731, Table 2): shares of all sinks, beside the shares of all tokens."""
     for k, series in enumerate(("sinks", "all tokens")):
         of = np.stack([one.by_class[k] for one in counts])
@@ -209,7 +209,7 @@ def class_rows(counts: Sequence[Counts]) -> Iterator[Row]:
                 yield {"series": series, "class": name, "count": of[:, i].sum(), **_bounds("share", shares, (i,))}
 
 
-def unmasking_rows(counts: Sequence[Counts]) -> Iterator[Row]:
+def _unmasking_rows(counts: Sequence[Counts]) -> Iterator[Row]:
     """Share of tokens that are sinks by steps since their own unmasking; 0: the first step that sees the token."""
     shares = tr.interval(np.stack([one.around[0] for one in counts]), np.stack([one.around[1] for one in counts]))
     for i, offset in enumerate(range(-SPAN, SPAN + 1)):
@@ -224,12 +224,12 @@ def _leaving_rows(counts: Sequence[Counts]) -> Iterator[Row]:
         yield {"sink_whose": name, "sinks": of[:, 2 * i + 1].sum(), **_bounds("gone_a_step_later", share, (0,))}
 
 
-def epsilon_rows(counts: Sequence[Counts]) -> Iterator[Row]:
+def _epsilon_rows(counts: Sequence[Counts]) -> Iterator[Row]:
     for epsilon, share in zip(EPSILONS, tr.flagged_share(_histogram(counts), EPSILONS.tolist()), strict=True):
         yield {"epsilon": epsilon, "share_of_tokens": share}
 
 
-def definition_rows(counts: Sequence[Counts]) -> Iterator[Row]:
+def _definition_rows(counts: Sequence[Counts]) -> Iterator[Row]:
     """Every published definition on the same attention (at up to 16 steps; sink-aware pruning at all, pooled)."""
     for name in DEFINITIONS:
         tokens, of_tokens, heads, of_heads = np.sum([one.definitions[name] for one in counts], axis=0)
@@ -288,7 +288,7 @@ def _bounds(name: str, of: tr.Interval, index: tuple[int, ...]) -> dict[str, Any
 
 
 def _share(part: Any, whole: Any) -> float:
-    return float(part / whole) if whole else math.nan
+    return float(tr.ratio(part, whole))
 
 
 def _mean(values: Array) -> float:

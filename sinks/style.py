@@ -9,7 +9,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from matplotlib.textpath import text_to_path
 from numpy.typing import NDArray
 
 from sinks.errors import InputError
-from sinks.files import explained
+from sinks.files import explained, replacing
 from sinks.tokens import visible
 from sinks.writer import UNIT
 
@@ -149,19 +149,6 @@ def new_figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path with the same suffix, which becomes ``path`` at the end and vanishes on an error."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        with explained("write", path):
-            yield temporary
-            temporary.replace(path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-
-
 @house_style()
 def save(figure: Figure, path: Path, about: str) -> Figure:
     """Write a figure whole or not at all, with its title and ``about`` as metadata; the same figure, the same bytes."""
@@ -173,7 +160,7 @@ def save(figure: Figure, path: Path, about: str) -> Figure:
     }
     if path.suffix not in metadata:
         raise InputError(f"{path} cannot be written: the name of a picture ends in {', '.join(metadata)}")
-    with replacing(path) as temporary:
+    with explained("write", path), replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], metadata=metadata[path.suffix])
     return figure
 

@@ -11,6 +11,7 @@ import numpy as np
 from sinks.detection import detect
 from sinks.runs import Run, Sample, evenly_spaced
 from sinks.tiny.problems import extract_answer
+from sinks.trajectories import strongest
 
 _NAMED = 5  # tokens
 _STEPS_READ = 500  # of all samples together: figures of a large run come from a part of it
@@ -95,9 +96,9 @@ def _sinks(samples: Sequence[Sample], epsilon: float) -> tuple[float, float, flo
         sinks = detect(incoming, epsilon)
         heads.append(sinks.any(-1).mean())
         tokens.append(sinks.sum() / (~np.isnan(incoming)).sum())
-        names.update(_names(sample, t, _strongest(incoming)))
+        names.update(_names(sample, t, strongest(incoming)))
         if t > 0:
-            moves.append((_strongest(incoming) != _strongest(sample.incoming(t - 1))).mean())
+            moves.append((strongest(incoming) != strongest(sample.incoming(t - 1))).mean())
     common = [(name, count / names.total()) for name, count in names.most_common(_NAMED)]
     return float(np.mean(heads)), float(np.mean(tokens)), float(np.mean(moves)) if moves else None, common
 
@@ -106,7 +107,3 @@ def _names(sample: Sample, t: int, positions: np.ndarray) -> list[str]:
     """What stands at some positions at the start of step ``t``."""
     waiting, texts = sample.unmasked_at >= t, sample.tokens_text
     return ["[MASK]" if waiting[position] else texts[position] for position in positions.ravel().tolist()]
-
-
-def _strongest(incoming: np.ndarray) -> np.ndarray:
-    return np.asarray(np.nan_to_num(incoming, nan=-1.0).argmax(-1))

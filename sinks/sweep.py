@@ -26,8 +26,9 @@ from scipy.stats import binomtest
 
 from sinks import arguments, checkpoints
 from sinks.attention import Capture
+from sinks.commandline import exits_cleanly
 from sinks.diagnosis import sink_profile
-from sinks.errors import InputError, exits_cleanly
+from sinks.errors import InputError
 from sinks.evaluation import read_preset
 from sinks.files import write_text
 from sinks.harness import EvaluatedModel

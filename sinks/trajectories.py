@@ -51,7 +51,7 @@ def strongest(c: Array, among: Array | None = None) -> Array:
 def held(c: Array, sinks: Array) -> Array:
     """(...) the share of all incoming attention that the sinks hold; NaN where there is no attention at all."""
     c = np.nan_to_num(c.astype(np.float64))
-    return _ratio(np.where(sinks, c, 0.0).sum(-1), c.sum(-1))
+    return ratio(np.where(sinks, c, 0.0).sum(-1), c.sum(-1))
 
 
 def entropy(weights: Array) -> Array:
@@ -61,7 +61,7 @@ def entropy(weights: Array) -> Array:
     attention pattern it is the attention entropy of each query. NaN where all weights are 0.
     """
     weights = np.nan_to_num(weights.astype(np.float64))
-    share = _ratio(weights, weights.sum(-1, keepdims=True))
+    share = ratio(weights, weights.sum(-1, keepdims=True))
     logarithm = np.log(share, out=np.zeros_like(share), where=share > 0)
     return -(share * logarithm).sum(-1)
 
@@ -142,7 +142,7 @@ def interval(
     """
     shape, samples = numerator.shape[1:], len(numerator)
     top, bottom = (np.asarray(part, dtype=np.float64).reshape(samples, -1) for part in (numerator, denominator))
-    estimate = _ratio(top.sum(0), bottom.sum(0))
+    estimate = ratio(top.sum(0), bottom.sum(0))
     if samples < 2:
         unknown = np.full(shape, np.nan)
         return Interval(estimate.reshape(shape), unknown, unknown)
@@ -150,7 +150,7 @@ def interval(
     tails = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.empty_like(estimate), np.empty_like(estimate)
     for column in range(estimate.size):
-        ratios = _ratio(drawn @ top[:, column], drawn @ bottom[:, column])
+        ratios = ratio(drawn @ top[:, column], drawn @ bottom[:, column])
         some = ratios[~np.isnan(ratios)]
         low[column], high[column] = np.quantile(some, tails) if some.size else (np.nan, np.nan)
     return Interval(estimate.reshape(shape), low.reshape(shape), high.reshape(shape))
@@ -228,7 +228,7 @@ def flagged_share(histogram: Array, epsilons: Sequence[float]) -> Array:
     """(K,) the share of tokens that are sinks at each epsilon, a multiple of 0.01 below 1000."""
     unflagged = np.cumsum(histogram)
     index = np.rint(np.asarray(epsilons) / EPSILON_STEP).astype(np.int64)
-    return 1 - _ratio(unflagged[index], unflagged[-1])
+    return 1 - ratio(unflagged[index], unflagged[-1])
 
 
 def epsilon_for(histogram: Array, unflagged: float) -> float:
@@ -240,7 +240,7 @@ def epsilon_for(histogram: Array, unflagged: float) -> float:
     return float(np.argmax(enough) * EPSILON_STEP)
 
 
-def _ratio(numerator: Array, denominator: Array) -> Array:
+def ratio(numerator: Array, denominator: Array) -> Array:
     """NaN where there is nothing to divide by."""
     numerator, denominator = np.broadcast_arrays(
         np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)

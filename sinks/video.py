@@ -31,6 +31,7 @@ from PIL.GifImagePlugin import getdata
 
 from sinks import heatmaps
 from sinks.errors import InputError
+from sinks.files import explained, replacing
 from sinks.heatmaps import MAP, SQUARE, STATES, TextAxis, paint_states, shrink
 from sinks.style import (
     DPI,
@@ -45,7 +46,6 @@ from sinks.style import (
     new_sheet,
     pattern_colours,
     printable,
-    replacing,
     text_width,
 )
 
@@ -82,7 +82,7 @@ def write_video(frames: Iterable[Array], path: Path, fps: int) -> None:
     first = next(frames, None)
     if first is None:
         raise ValueError("there are no frames")
-    with replacing(path) as temporary:
+    with explained("write", path), replacing(path) as temporary:
         writers[path.suffix](_even(chain([first], frames), first.shape), first.shape, temporary, fps)
 
 
@@ -97,12 +97,13 @@ def _even(frames: Iterable[Array], shape: tuple[int, ...]) -> Iterator[Array]:
 def _write_mp4(frames: Iterator[Array], shape: tuple[int, ...], path: Path, fps: int) -> None:
     reason = ffmpeg_missing()
     if reason is not None:
-        raise InputError(f"{path.name} cannot be written: {reason}; a GIF needs no ffmpeg")
+        raise InputError(f"the mp4 cannot be written: {reason}; a GIF needs no ffmpeg")
     size = f"{shape[1] + shape[1] % 2}x{shape[0] + shape[0] % 2}"
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
     colours = ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-colorspace", "bt709", "-color_primaries", "bt709"]
     target = [*colours, "-color_trc", "bt709", "-c:v", "libx264", "-crf", "16", "-pix_fmt", "yuv420p"]
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *source, *target, "-movflags", "+faststart"]
+    container = ["-movflags", "+faststart", "-f", "mp4"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *source, *target, *container]
     with TemporaryFile() as said:
         with subprocess.Popen([*command, str(path)], stdin=subprocess.PIPE, stderr=said) as process:
             try:
@@ -113,7 +114,7 @@ def _write_mp4(frames: Iterator[Array], shape: tuple[int, ...], path: Path, fps:
         if process.returncode:
             said.seek(0)
             reason = said.read().decode(errors="replace").strip()
-            raise InputError(f"{path.name} cannot be written: ffmpeg says {reason}")
+            raise InputError(f"the mp4 cannot be written: ffmpeg says {reason}")
 
 
 def _feed(frames: Iterator[Array], pipe: IO[bytes] | None) -> None:

@@ -22,7 +22,8 @@ from lm_eval.tasks import TaskManager
 
 import sinks
 from sinks import arguments, evaluation, harness
-from sinks.errors import InputError, exits_cleanly
+from sinks.commandline import exits_cleanly
+from sinks.errors import InputError
 from sinks.harness import AutoregressiveModel, DreamModel, EvaluatedModel, LLaDAModel
 
 ROOT = Path(__file__).parent.parent

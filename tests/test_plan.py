@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.errors import InputError, parse_indices
+from sinks.commandline import parse_indices
+from sinks.errors import InputError
 from sinks.runs import evenly_spaced
 
 

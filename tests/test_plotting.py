@@ -89,7 +89,7 @@ def test_every_leaves_at_most_so_many(number: int, most: int, step: int) -> None
 def test_a_single_bright_column_survives(tmp_path: Path) -> None:
     c = np.ones((2, 2048))
     c[:, 1777] = 50
-    figure = plotting.incoming_map(c, text_axis(2048), tmp_path / "a.png", "")
+    figure = heatmaps.incoming_map(c, text_axis(2048), tmp_path / "a.png", "")
     assert cell(tmp_path / "a.png", figure, main_axes(figure), 0, 1777) == cividis(1.0)
     assert cell(tmp_path / "a.png", figure, main_axes(figure), 0, 1787) == cividis(0.0)
     assert "each cell shows the maximum of 1 × 2 (steps × positions)" in main_axes(figure).get_xlabel()
@@ -113,7 +113,7 @@ def test_token_labels_are_shown_and_distinct(tmp_path: Path, caplog: pytest.LogC
     drawable = ord("中") in style._drawable()
     with caplog.at_level(logging.WARNING):
         for number in range(3):
-            figure = plotting.incoming_map(np.ones((3, 8)), text_axis(8), tmp_path / f"{number}.png", "$x_1$ 中")
+            figure = heatmaps.incoming_map(np.ones((3, 8)), text_axis(8), tmp_path / f"{number}.png", "$x_1$ 中")
     labels = tick_labels(main_axes(figure).get_xticklabels())
     shown = ["$", "$$", "↵", "_x^", "Ġthe", "中" if drawable else r"\u4e2d", "<|mask|>", "␣"]
     assert labels == [f"{position}: {token}" for position, token in enumerate(shown)]
@@ -126,7 +126,7 @@ def test_token_labels_are_shown_and_distinct(tmp_path: Path, caplog: pytest.LogC
 def test_any_token_can_be_drawn(token: str, tmp_path: Path) -> None:
     text = TextAxis([token], 0, None, np.array([0]))
     for suffix in ("png", "svg", "pdf"):
-        plotting.incoming_map(np.ones((1, 1)), text, tmp_path / f"a.{suffix}", f"title {token}")
+        heatmaps.incoming_map(np.ones((1, 1)), text, tmp_path / f"a.{suffix}", f"title {token}")
     label = style.token_label(token)
     assert label and all(character.isprintable() for character in label)
 
@@ -141,7 +141,7 @@ def test_names_are_cut_in_the_middle() -> None:
 
 def test_incoming_map_paints_known_cells(tmp_path: Path) -> None:
     c = np.array([[0.0, 1.0, 10.0, 100.0], [0.5, np.nan, 31.6227766, 1.0]])
-    figure = plotting.incoming_map(c, text_axis(4), tmp_path / "a.png", "four tokens")
+    figure = heatmaps.incoming_map(c, text_axis(4), tmp_path / "a.png", "four tokens")
     expected = np.array([[0, 0, 0.5, 1], [0, np.nan, 0.75, 0]])  # shares of the log scale from 1 to 100
     for (row, column), share in np.ndenumerate(expected):
         colour = GREY if np.isnan(share) else cividis(share)
@@ -150,7 +150,7 @@ def test_incoming_map_paints_known_cells(tmp_path: Path) -> None:
 
 def test_colour_bar_and_file_name_the_scale_and_the_unit(tmp_path: Path) -> None:
     c = np.array([[1.0, 47.25]])
-    figure = plotting.incoming_map(c, text_axis(2), tmp_path / "a.png", "two tokens")
+    figure = heatmaps.incoming_map(c, text_axis(2), tmp_path / "a.png", "two tokens")
     bar = figure.axes[0]
     assert bar.get_xlabel() == f"{UNIT}\nlog scale from 1 to 47.25"
     labels = tick_labels(bar.get_xticklabels())
@@ -161,13 +161,13 @@ def test_colour_bar_and_file_name_the_scale_and_the_unit(tmp_path: Path) -> None
 
 
 def test_no_scale_is_narrower_than_one_and_a_half(tmp_path: Path) -> None:
-    figure = plotting.incoming_map(np.full((2, 2), np.nan), text_axis(2), tmp_path / "a.png", "")
+    figure = heatmaps.incoming_map(np.full((2, 2), np.nan), text_axis(2), tmp_path / "a.png", "")
     assert tick_labels(figure.axes[0].get_xticklabels()) == ["≤ 1", "max 1.5"]
 
 
 def test_a_forced_scale_holds(tmp_path: Path) -> None:
     c = np.array([[10.0, 1000.0]])
-    figure = plotting.incoming_map(c, text_axis(2), tmp_path / "a.png", "", scale=(1, 100))
+    figure = heatmaps.incoming_map(c, text_axis(2), tmp_path / "a.png", "", scale=(1, 100))
     assert cell(tmp_path / "a.png", figure, main_axes(figure), 0, 0) == pytest.approx(cividis(0.5), abs=3)
     assert cell(tmp_path / "a.png", figure, main_axes(figure), 0, 1) == cividis(1.0)
     assert tick_labels(figure.axes[0].get_xticklabels())[:2] == ["≤ 1", "≥ 100"]
@@ -175,7 +175,7 @@ def test_a_forced_scale_holds(tmp_path: Path) -> None:
 
 def test_fill_front_and_borders_are_where_they_belong(tmp_path: Path) -> None:
     text = TextAxis(list("abcdef"), 2, 2, np.array([-1, -1, 1, 0, 3, 2]))
-    axis = main_axes(plotting.incoming_map(np.ones((4, 6)), text, tmp_path / "a.png", ""))
+    axis = main_axes(heatmaps.incoming_map(np.ones((4, 6)), text, tmp_path / "a.png", ""))
     (front,) = [lines for lines in axis.collections if isinstance(lines, LineCollection)]
     segments = [segment.tolist() for segment in front.get_segments()]
     assert segments[0] == [[1.5, 1.5], [2.5, 1.5]]  # position 2 is filled after step 1
@@ -188,7 +188,7 @@ def test_grid_has_one_scale(tmp_path: Path) -> None:
     c = np.ones((3, 2, 4))
     c[0, 1, 2], c[1, 1, 2], c[2, 1, 2] = 10, 10, 100
     names = ["head 0", "_head $1$", "head 2"]
-    figure = plotting.incoming_grid(c, names, text_axis(4), tmp_path / "a.png", "heads")
+    figure = heatmaps.incoming_grid(c, names, text_axis(4), tmp_path / "a.png", "heads")
     panels = figure.axes[1:]
     assert [axis.get_title(loc="left") for axis in panels] == names
     colours = [cell(tmp_path / "a.png", figure, axis, 1, 2) for axis in panels]
@@ -202,7 +202,7 @@ def test_grid_has_one_scale(tmp_path: Path) -> None:
 
 def test_pattern_map_paints_by_the_square_root(tmp_path: Path) -> None:
     pattern = np.array([[0.0, 0.25], [1.0, 0.04]])
-    figure = plotting.pattern_map(pattern, text_axis(2), tmp_path / "a.png", "")
+    figure = heatmaps.pattern_map(pattern, text_axis(2), tmp_path / "a.png", "")
     viridis = matplotlib.colormaps["viridis"]
     for (row, column), share in np.ndenumerate(np.sqrt(pattern)):
         colour = [int(part) for part in viridis(share, bytes=True)[:3]]
@@ -212,7 +212,7 @@ def test_pattern_map_paints_by_the_square_root(tmp_path: Path) -> None:
 
 def test_pattern_map_labels_mask_tokens(tmp_path: Path) -> None:
     masked = np.array([False, True, True, False])
-    figure = plotting.pattern_map(np.eye(4), text_axis(4, 1), tmp_path / "a.png", "", masked, vmax=2)
+    figure = heatmaps.pattern_map(np.eye(4), text_axis(4, 1), tmp_path / "a.png", "", masked, vmax=2)
     for labels in (main_axes(figure).get_xticklabels(), main_axes(figure).get_yticklabels()):
         assert tick_labels(labels) == ["0: $", "1: [MASK]", "2: [MASK]", "3: _x^"]
         assert labels[1].get_color() != labels[0].get_color()
@@ -232,7 +232,7 @@ def test_pattern_map_labels_mask_tokens(tmp_path: Path) -> None:
 def test_maps_of_all_sizes_are_labelled_and_whole(length: int, steps: int, tmp_path: Path) -> None:
     text = text_axis(length, length // 4, 32, steps)
     title = "a title that is longer than the figure is wide, so that it must be wrapped: " * 2
-    figure = plotting.incoming_map(np.ones((steps, length)), text, tmp_path / "a.png", title)
+    figure = heatmaps.incoming_map(np.ones((steps, length)), text, tmp_path / "a.png", title)
     labels = main_axes(figure).get_xticklabels()
     assert 1 <= len(labels) <= 40
     step = every(length, 40)
@@ -249,8 +249,8 @@ def test_maps_of_all_sizes_are_labelled_and_whole(length: int, steps: int, tmp_p
 def test_panels_of_all_sizes_are_whole(count: int, length: int, steps: int, tmp_path: Path) -> None:
     names = [f"layer {number} head {number}" for number in range(count)]
     text = text_axis(length, length // 4, 32, steps)
-    grid = plotting.incoming_grid(np.ones((count, steps, length)), names, text, tmp_path / "a.png", "grid")
-    paths = plotting.strongest_paths(np.zeros((count, steps), int), names, text, tmp_path / "b.png", "paths")
+    grid = heatmaps.incoming_grid(np.ones((count, steps, length)), names, text, tmp_path / "a.png", "grid")
+    paths = heatmaps.strongest_paths(np.zeros((count, steps), int), names, text, tmp_path / "b.png", "paths")
     assert sticks_out(grid) <= 0 and sticks_out(paths) <= 0
     assert len(paths.axes) == count and len(grid.axes) == count + 1
 
@@ -258,7 +258,7 @@ def test_panels_of_all_sizes_are_whole(count: int, length: int, steps: int, tmp_
 @pytest.mark.parametrize("length", [1, 24, 400, 2048])
 def test_patterns_of_all_sizes_are_whole(length: int, tmp_path: Path) -> None:
     text = text_axis(length, length // 4, 32)
-    figure = plotting.pattern_map(np.ones((length, length)), text, tmp_path / "a.png", "pattern", text.masked(4))
+    figure = heatmaps.pattern_map(np.ones((length, length)), text, tmp_path / "a.png", "pattern", text.masked(4))
     assert sticks_out(figure) <= 0
     assert len(main_axes(figure).get_xticklabels()) <= 40
 
@@ -273,7 +273,7 @@ def test_no_side_passes_16000_pixels() -> None:
 
 def test_strongest_paths_draw_each_step(tmp_path: Path) -> None:
     positions = np.array([[0, 0, 3], [-1, 2, -1]])
-    figure = plotting.strongest_paths(positions, ["head 0", "head 1"], text_axis(4), tmp_path / "a.svg", "")
+    figure = heatmaps.strongest_paths(positions, ["head 0", "head 1"], text_axis(4), tmp_path / "a.svg", "")
     drawn = [[segment.tolist() for segment in axis.collections[-1].get_segments()] for axis in figure.axes]  # type: ignore[attr-defined]
     assert drawn[0] == [[[0, -0.5], [0, 0.5]], [[0, 0.5], [0, 1.5]], [[3, 1.5], [3, 2.5]]]
     assert drawn[1] == [[[2, 0.5], [2, 1.5]]]
@@ -389,7 +389,7 @@ def test_accuracy_by_k_draws_every_control(tmp_path: Path) -> None:
 
 
 def draw(path: Path, title: str = "title") -> Figure:
-    return plotting.incoming_map(np.array([[1.0, 5.0]]), text_axis(2), path, title)
+    return heatmaps.incoming_map(np.array([[1.0, 5.0]]), text_axis(2), path, title)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

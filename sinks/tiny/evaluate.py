@@ -17,7 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import sinks
-from sinks.errors import InputError, exits_cleanly
+from sinks.commandline import exits_cleanly
+from sinks.errors import InputError
 from sinks.models import LanguageModel
 from sinks.samplers import Generation
 from sinks.tiny.problems import HELD_OUT_SIZE, Problem, extract_answer, held_out

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 import sinks
-from sinks.errors import InputError, exits_cleanly
+from sinks.commandline import exits_cleanly
+from sinks.errors import InputError
 from sinks.tiny.data import Dataset, make_dataset, make_tokenizer
 from sinks.tiny.formats import save_checkpoint
 from sinks.tiny.objective import Batch, Settings, Vocabulary, loss_of
