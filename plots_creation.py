@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,7 +21,7 @@ from sinks.detection import check_epsilon
 from sinks.errors import InputError
 from sinks.gallery import Options
 from sinks.report import write_report
-from sinks.runs import Run, Sample, find_runs
+from sinks.runs import Run, Sample, run_folders
 
 
 def parse() -> argparse.Namespace:
@@ -34,6 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no_video", action="store_true", help="no films")
     parser.add_argument("--report", action="store_true", help="also report.html: step through the run in a browser")
     parser.add_argument("--compare", metavar="RUN", type=Path, help="another run, beside the first in the report")
+    parser.add_argument("--processes", metavar="N", type=int, help="draw in so many (default: one per CPU, at most 4)")
     parser.add_argument("--force", action="store_true", help="draw again what is there")
     return parser.parse_args()
 
@@ -58,25 +60,28 @@ def chosen(run: Run, samples: Sequence[int] | None) -> list[Sample]:
     return [done[index] for index in wanted if index in done]
 
 
-def draw_run(run: Run, samples: Sequence[Sample], options: Options) -> int:
-    """Everything of one run; returns how many samples could not be read."""
-    counts, broken = [], 0
-    with tqdm(unit="file", desc=run.path.name) as bar:
+def draw_run(run: Run, samples: Sequence[Sample], options: Options, pool: Executor | None) -> list[Sample]:
+    """Everything of one run; returns the samples that could be read, and names the others."""
+    folder, counts, tables = run.path / "plots", [], {}
+    with tqdm(unit="file", desc=run.path.name, disable=None) as bar:
         for sample in samples:
             try:
                 counted = statistics.count(run, sample, options.epsilon)
-                jobs = gallery.sample_jobs(run, counted, options)
             except InputError as error:
                 print(f"error: {error}", file=sys.stderr)
-                broken += 1
                 continue
-            draw_all(jobs, options, bar)
+            jobs = gallery.sample_jobs(run, counted, options)
+            draw_all(jobs, folder / sample.folder.name, {"epsilon": options.epsilon}, options, pool, bar)
+            statistics.write_table(statistics.head_steps(counted), folder / sample.folder.name / "head_steps.csv")
             counts.append(counted)
+        whole = [counted.sample for counted in counts]
         if counts:
             tables = statistics.tables(counts, options.epsilon)
-            draw_all(gallery.run_jobs(run, counts, tables, options), options, bar)
-            statistics.write_tables(tables, run.path / "plots")
-    return broken
+            settings = {"epsilon": options.epsilon, "samples": [sample.index for sample in whole]}
+            draw_all(gallery.run_jobs(run, counts, tables, options), folder, settings, options, pool, bar)
+            for name, rows in tables.items():
+                statistics.write_table(rows, folder / f"{name}.csv")
+    return whole
 
 
 def report_run(run: Run, samples: Sequence[Sample], epsilon: float, compared: Path | None) -> None:
@@ -91,21 +96,36 @@ def report_run(run: Run, samples: Sequence[Sample], epsilon: float, compared: Pa
     print(f"report          {run.path / 'report.html'}")
 
 
-def draw_all(jobs: Sequence[gallery.Job], options: Options, bar: tqdm) -> None:
-    for path in gallery.draw(jobs, options.force):
+def draw_all(
+    jobs: Sequence[gallery.Job],
+    folder: Path,
+    settings: Mapping[str, object],
+    options: Options,
+    pool: Executor | None,
+    bar: tqdm,
+) -> None:
+    since = gallery.drawn_since(folder, settings, options.force)
+    bar.total = (bar.total or 0) + len(jobs)
+    for path in gallery.draw(jobs, since, pool):
         bar.set_postfix_str(path.name, refresh=False)
         bar.update()
 
 
-def runs_of(model: str, runs_dir: Path) -> list[Run]:
-    runs = find_runs(runs_dir)
-    if not runs:
+def runs_of(model: str, runs_dir: Path) -> tuple[list[Run], int]:
+    """The model's runs, and how many folders could not be read and may be more of them; those are named."""
+    folders, runs = run_folders(runs_dir), []
+    if not folders:
         raise InputError(f"there is no run in {runs_dir}; make one: python inference_model.py {model}")
+    for folder in folders:
+        try:
+            runs.append(Run(folder))
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
     mine = [run for run in runs if run.manifest["model"] == model]
-    if not mine:
+    if not mine and runs:
         there = ", ".join(sorted({str(run.manifest["model"]) for run in runs}))
         raise InputError(f"no run of {model} in {runs_dir}; there are runs of {there}")
-    return mine
+    return mine, len(folders) - len(runs)
 
 
 @exits_cleanly
@@ -115,13 +135,17 @@ def main() -> None:
     check_epsilon(given.epsilon)
     wanted = parse_indices("samples", given.samples)
     options = options_of(given)
-    broken = 0
-    for run in runs_of(given.model, given.runs_dir):
-        samples = chosen(run, wanted)
-        broken += draw_run(run, samples, options)
-        print(f"plots           {run.path / 'plots'}")
-        if given.report or given.compare:
-            report_run(run, samples, given.epsilon, given.compare)
+    runs, broken = runs_of(given.model, given.runs_dir)
+    samples = [chosen(run, wanted) for run in runs]
+    for of_run in samples:
+        gallery.check_layers(of_run, options.layers)
+    with gallery.processes(given.processes) as pool:
+        for run, of_run in zip(runs, samples, strict=True):
+            whole = draw_run(run, of_run, options, pool)
+            broken += len(of_run) - len(whole)
+            print(f"plots           {run.path / 'plots'}")
+            if whole and (given.report or given.compare):
+                report_run(run, whole, given.epsilon, given.compare)
     if broken:
         raise SystemExit(1)
 

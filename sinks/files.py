@@ -52,13 +52,19 @@ def write_text(path: Path, text: str) -> None:
 def read_json(path: Path) -> Any:
     """Raises: InputError when the file is missing or broken."""
     with explained("read", path):
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); it may be damaged") from error
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path} is not valid JSON (line {error.lineno}); it may be from an interrupted copy"
         ) from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be read") from error
 
 
 class TensorStream:

@@ -1,23 +1,31 @@
 """Which figures, films and tables a run gets, and where they lie: ``<run>/plots``, one folder per sample inside.
 
-What is drawn already is skipped, so a stopped command goes on where it was; one figure is held at a time.
+What is drawn already with the same settings is skipped, so a stopped command goes on where it was. Figures are drawn by
+several processes, each of which holds one at a time.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sinks import heatmaps, plotting, video
+from sinks import frames, heatmaps, plotting, video
 from sinks.errors import InputError
-from sinks.files import explained
-from sinks.heatmaps import TextAxis
+from sinks.files import explained, read_json, write_json
 from sinks.runs import Run, Sample, evenly_spaced
 from sinks.statistics import EPSILONS, Counts, Row, epsilon_for
+from sinks.text_axis import TextAxis
 
 FPS = 8
 GIF_FRAMES = 48  # a GIF of all steps would be many times the film's size
@@ -62,14 +70,51 @@ def run_jobs(run: Run, counts: Sequence[Counts], tables: Mapping[str, Sequence[R
     return [(folder / f"{name}{options.suffix}", draw) for name, draw in _pooled_figures(counts, tables, title)]
 
 
-def draw(jobs: Sequence[Job], force: bool) -> Iterator[Path]:
-    """Draw what is not there yet; yields each path when it is done with."""
-    for path, job in jobs:
-        with explained("create", path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if force or not path.exists():
+def processes(count: int | None) -> AbstractContextManager[Executor | None]:
+    """What :func:`draw` draws with: as many processes as there are CPUs, at most 4, unless told otherwise."""
+    if count is not None and count < 1:
+        raise InputError(f"processes is {count}; it must be 1 or more")
+    count = count or min(os.cpu_count() or 1, 4)
+    if count == 1:
+        return nullcontext()
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_begin_process)
+
+
+def _begin_process() -> None:
+    logging.basicConfig(format="%(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to handle
+
+
+def draw(jobs: Sequence[Job], since: int, pool: Executor | None) -> Iterator[Path]:
+    """Draw what is not there yet or older than ``since``; yields each path when it is done with."""
+    old = [(path, job) for path, job in jobs if not path.exists() or path.stat().st_mtime_ns < since]
+    yield from (path for path, _ in jobs if path not in dict(old))
+    if pool is None:
+        for path, job in old:
             job(path)
-        yield path
+            yield path
+        return
+    drawing = {pool.submit(job, path): path for path, job in old}
+    try:
+        for done in as_completed(drawing):
+            done.result()
+            yield drawing[done]
+    finally:
+        for waiting in drawing:
+            waiting.cancel()
+
+
+def drawn_since(folder: Path, settings: Mapping[str, Any], force: bool) -> int:
+    """From when on a picture in ``folder`` was drawn with these settings, as a file's time in nanoseconds.
+
+    The settings lie beside the pictures. Where they change, they are written anew, and all that is older is stale.
+    """
+    record = folder / "drawn_with.json"
+    with explained("create", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if force or not record.exists() or read_json(record) != settings:
+        write_json(record, settings)
+    return record.stat().st_mtime_ns
 
 
 def text_axis(run: Run, sample: Sample) -> TextAxis:
@@ -112,13 +157,19 @@ def _pattern_layers(sample: Sample, options: Options) -> Sequence[int]:
 
 
 def _layers(sample: Sample, options: Options) -> Sequence[int]:
-    if options.layers is None:
-        return sample.layers
-    absent = sorted(set(options.layers) - set(sample.layers))
-    if absent:
-        kept = ", ".join(map(str, sample.layers))
-        raise InputError(f"layers {', '.join(map(str, absent))} are not in {sample.folder}: there are {kept}")
-    return options.layers
+    return sample.layers if options.layers is None else options.layers
+
+
+def check_layers(samples: Sequence[Sample], wanted: Sequence[int] | None) -> None:
+    """InputError if a layer that is to be drawn was not kept; a sample that cannot be read is left to its readers."""
+    for sample in samples if wanted else ():
+        try:
+            kept = sample.layers
+        except InputError:
+            continue
+        absent = ", ".join(map(str, sorted(set(wanted or ()) - set(kept))))
+        if absent:
+            raise InputError(f"layer {absent} is not in {sample.folder}: there are {', '.join(map(str, kept))}")
 
 
 def _pooled_figures(counts: Sequence[Counts], tables: Mapping[str, Sequence[Row]], title: str) -> Figures:
@@ -148,8 +199,8 @@ def _incoming_film(counted: Counts, text: TextAxis, title: str, suffix: str, pat
     steps, names = _frames_of(range(len(counted.means)), suffix), _numbered("layer", counted.sample.layers)
     title = f"{title}: incoming attention, mean over heads"
     scale = (1.0, max(float(np.nanmax(counted.means)), 1.5))
-    frames = video.incoming_frames(counted.means[steps], names, text, title, steps, scale=scale)
-    video.write_video(frames, path, FPS)
+    drawn = frames.incoming_frames(counted.means[steps], names, text, title, steps, scale=scale)
+    video.write_video(drawn, path, FPS)
 
 
 def _films(counted: Counts, text: TextAxis, title: str, options: Options) -> Films:
@@ -166,7 +217,7 @@ def _pattern_film(sample: Sample, layer: int, text: TextAxis, title: str, suffix
     steps = _frames_of(sample.pattern_steps, suffix)
     vmax = max(float(np.nanmax(sample.pattern(t, layer))) for t in steps)
     patterns = (sample.pattern(t, layer) for t in steps)
-    video.write_video(video.pattern_frames(patterns, text, title, steps, vmax, text.masked), path, FPS)
+    video.write_video(frames.pattern_frames(patterns, text, title, steps, vmax, text.masked), path, FPS)
 
 
 def _frames_of(steps: Sequence[int], suffix: str) -> list[int]:

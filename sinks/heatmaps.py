@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
@@ -39,60 +37,16 @@ from sinks.style import (
     printable,
     save,
     text_width,
-    token_label,
 )
+from sinks.text_axis import FILLED, MASKED, NEW, PROMPT, STATES, TextAxis, paint_states
 
 Array = NDArray[Any]
-
-PROMPT, FILLED, MASKED, NEW = range(4)
-STATES = {"prompt": "#949494", "filled": "#56B4E9", "still masked": "#B4509B", "filled at this step": FILLING}
-"""What a token is at a step, by the numbers above, with its colour."""
 
 AT_A_STEP = {"filled": FILLED, "still masked": MASKED, "filled at this step": NEW}  # what the legend of a frame names
 
 _BAND = 0.08  # inches
 MAP, SQUARE = (700, 1100), (1000, 1000)  # at most so many rows and columns of cells: fewer than the picture has pixels
 MOST_LABELS = 40
-
-
-@dataclass(frozen=True)
-class TextAxis:
-    """The key positions of one sample.
-
-    Args:
-        labels: (S) the final tokens' raw texts, "" where there is none.
-        prompt_length: how many of them are the prompt's.
-        block_len: length of a block of the answer; None: there are no blocks (Dream, autoregressive).
-        unmasked_at: (S,) the step at which a position is filled; -1: it is of the prompt, or never.
-    """
-
-    labels: Sequence[str]
-    prompt_length: int
-    block_len: int | None
-    unmasked_at: Array
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def masked(self, step: int) -> Array:
-        """bool (S,): masked in the input of that step."""
-        later = (self.unmasked_at >= step) | (self.unmasked_at < 0)
-        return later & (np.arange(len(self)) >= self.prompt_length)
-
-    def states(self, masked: Array, new: Array | None = None) -> Array:
-        """(S,) PROMPT, FILLED, MASKED or NEW."""
-        states = np.where(np.arange(len(self)) < self.prompt_length, PROMPT, FILLED)
-        states = np.where(masked, MASKED, states)
-        return states if new is None else np.where(new, NEW, states)
-
-    def borders(self, inches: float) -> list[int]:
-        """Where the prompt ends and each further block begins; only the former if they would stand too close."""
-        borders = list(range(self.prompt_length, len(self), self.block_len or max(len(self), 1)))
-        return borders if len(borders) <= inches / 0.12 else borders[:1]
-
-    def label(self, position: int, masked: bool = False) -> str:
-        """Position and token as on an axis."""
-        return f"{position}: {'[MASK]' if masked else token_label(self.labels[position])}"
 
 
 # Reducing
@@ -143,12 +97,6 @@ def strip(axis: Axes, states: Array, upright: bool = False) -> AxesImage:
     return picture(band, values, paint_states, most)
 
 
-def paint_states(states: Array) -> Array:
-    """uint8 (..., 3)."""
-    colours = np.array([to_rgb(colour) for colour in STATES.values()])
-    return np.round(255 * colours[states.astype(int)]).astype(np.uint8)
-
-
 def labelled(text: TextAxis, inches: float) -> range:
     """The positions that get a label on an axis: at most 40, and no more than ``inches`` have room for."""
     return range(0, len(text), every(len(text), min(MOST_LABELS, inches / 0.13)))
@@ -175,11 +123,6 @@ def label_colour(masked: bool) -> str:
     return STATES["still masked"] if masked else INK
 
 
-def number_steps(axis: Axes, steps: int, inches: float) -> None:
-    axis.set_yticks(range(0, steps, every(steps, min(9, inches / 0.2))))
-    axis.set_ylim(steps - 0.5, -0.5)
-
-
 def reduced(shape: Sequence[int], most: Sequence[int], rows: str) -> str:
     """What stands under the axis when an array is too large for the picture."""
     high, wide = block(shape, most)
@@ -197,7 +140,15 @@ def mark_text(axis: Axes, text: TextAxis, colour: str = "white") -> list[Line2D]
 def _front(axis: Axes, text: TextAxis, width: float) -> None:
     """The edge between masked (above) and filled (below), on steps that run downwards."""
     at = np.flatnonzero(text.unmasked_at >= 0)
-    axis.hlines(text.unmasked_at[at] + 0.5, at - 0.5, at + 0.5, color=FILLING, linewidth=width)
+    edge = text.unmasked_at[at] + 0.5
+    _dashes(axis, (at - 0.5, at + 0.5), (edge, edge), color=FILLING, linewidth=width)
+
+
+def _dashes(axis: Axes, x: tuple[Array, Array], y: tuple[Array, Array], **style: Any) -> None:
+    """Short lines from (x0, y0) to (x1, y1), as one broken line: hundreds of them cost as much as one."""
+    gap = np.full(len(x[0]), np.nan)
+    xs, ys = (np.stack([*ends, gap], axis=-1).ravel() for ends in (x, y))
+    axis.plot(xs, ys, solid_capstyle="butt", scalex=False, scaley=False, **style)
 
 
 def keys(text: TextAxis, inches: float, states: Mapping[str, int], front: bool = False) -> list[Any]:
@@ -228,11 +179,13 @@ def _panels(
     for number, name in enumerate(names):  # axes that share their limits would take quadratic time
         row, column = divmod(number, columns)
         part = (column / columns, (row + 1 - high / (high + 0.2)) / rows, 0.9 / columns, high / (high + 0.2) / rows)
-        axis = sheet.axes(*part, xlim=(-0.5, len(text) - 0.5))
+        axis = sheet.axes(*part, xlim=(-0.5, len(text) - 0.5), ylim=(steps - 0.5, -0.5))
         axis.set_title(cut(printable(name), int(wide * 20)), fontsize=6 if columns > 4 else 7, pad=2)
-        axis.tick_params(labelsize=6, labelleft=column == 0, labelbottom=number + columns >= len(names))
-        axis.set_xticks(range(0, len(text), every(len(text), 2.5 * wide)))
-        number_steps(axis, steps, wide)
+        axis.tick_params(labelsize=6)
+        # Ticks cost more than all else in a panel, so only the outer ones have some.
+        lowest, most = number + columns >= len(names), min(9, wide / 0.2)
+        axis.set_yticks([] if column else range(0, steps, every(steps, most)))
+        axis.set_xticks(range(0, len(text), every(len(text), 2.5 * wide)) if lowest else [])
         mark_text(axis, text, "white" if colours else FAINT)
         _front(axis, text, 0.6)
         grid.append(axis)
@@ -266,7 +219,7 @@ def incoming_map(c: Array, text: TextAxis, path: Path, title: str, scale: tuple[
     strip(axis, text.states(np.zeros(len(text), bool)))
     mark_text(axis, text)
     _front(axis, text, 0.8)
-    number_steps(axis, len(c), high)
+    axis.set_yticks(range(0, len(c), every(len(c), min(9, high / 0.2))))
     axis.set_ylabel("denoising step" if high > 1 else "step")
     label_tokens(axis.xaxis, text, wide, "key position")
     axis.set_xlabel(axis.get_xlabel() + note)
@@ -345,5 +298,5 @@ def strongest_paths(positions: Array, names: Sequence[str], text: TextAxis, path
     figure, axes = _panels(names, text, positions.shape[1], title, "key position of the strongest sink", "")
     for axis, places in zip(axes, positions, strict=True):
         at = np.flatnonzero(places >= 0)
-        axis.vlines(places[at], at - 0.5, at + 0.5, color=SINK, linewidth=1.8)
+        _dashes(axis, (places[at], places[at]), (at - 0.5, at + 0.5), color=SINK, linewidth=1.8)
     return save(figure, path, "key position of the strongest sink by denoising step")

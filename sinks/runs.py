@@ -109,6 +109,11 @@ class Run:
             raise InputError(f"{self.path} is not a run folder: its manifest.json names no schema_version")
         if version > SCHEMA_VERSION:
             raise InputError(f"{self.path} has schema version {version}, known here is {SCHEMA_VERSION}: update sinks")
+        if version < SCHEMA_VERSION:
+            raise InputError(
+                f"{self.path} has schema version {version}, too old to be read; make the run again, or use the version "
+                "of sinks that made it"
+            )
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -257,9 +262,22 @@ def _opened(path: Path) -> Any:
 
 def find_runs(root: str | Path, model: str | None = None) -> list[Run]:
     """All runs in ``root`` and below, or ``root`` itself, by path; of one model when ``model`` is given."""
+    runs = [Run(folder) for folder in run_folders(root)]
+    return [run for run in runs if model in (None, run.manifest["model"])]
+
+
+def run_folders(root: str | Path) -> list[Path]:
+    """The folders of all runs in ``root`` and below, or ``root`` itself, also those that :class:`Run` would refuse."""
     root = Path(root)
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
-    manifests = [path for path in sorted(root.rglob("manifest.json")) if "schema_version" in read_json(path)]
-    runs = [Run(path.parent) for path in manifests]
-    return [run for run in runs if model in (None, run.manifest["model"])]
+    return [path.parent for path in sorted(root.rglob("manifest.json")) if _may_be_ours(path)]
+
+
+def _may_be_ours(manifest: Path) -> bool:
+    """Other programs write a manifest.json too; one that cannot be read may have been a run's."""
+    try:
+        content = read_json(manifest)
+    except InputError:
+        return True
+    return isinstance(content, dict) and "schema_version" in content

@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -257,14 +258,35 @@ def _summary(counts: Sequence[Counts], epsilon: float) -> Row:
     }
 
 
-def write_tables(named: Mapping[str, Sequence[Row]], folder: Path) -> None:
-    """One CSV file a table; unknown numbers are empty."""
-    for name, rows in named.items():
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-        write_text(folder / f"{name}.csv", text.getvalue())
+def head_steps(one: Counts) -> Iterator[Row]:
+    """One sample in full: every step, layer and head, with the place of the strongest sink (empty: there is none)."""
+    text = one.sample.tokens_text
+    for t in range(len(one.flags)):
+        for (i, layer), (j, head) in _pairs(one.sample):
+            position = one.positions[t, i, j]
+            yield {
+                "step": t,
+                "layer": layer,
+                "head": head,
+                "sinks": one.flags[t, i, j],
+                "share_of_tokens": _share(one.flags[t, i, j], one.keys[t, i, j]),
+                "share_of_attention": one.held[t, i, j],
+                "entropy_nats": one.entropy[t, i, j],
+                "strongest": "" if position < 0 else position,
+                "final_token": "" if position < 0 else text[position],
+            }
+
+
+def write_table(rows: Iterable[Row], path: Path) -> None:
+    """A CSV file; unknown numbers are empty."""
+    text = io.StringIO()
+    rows = iter(rows)
+    first = next(rows, {})
+    writer = csv.DictWriter(text, fieldnames=list(first), lineterminator="\n")
+    writer.writeheader()
+    for row in chain([first] if first else [], rows):
+        writer.writerow({key: _cell(value) for key, value in row.items()})
+    write_text(path, text.getvalue())
 
 
 def _cell(value: Any) -> Any:

@@ -15,8 +15,9 @@ from sinks.detection import detect
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Exit code of the command."""
-    monkeypatch.setattr(sys, "argv", ["plots_creation.py", *map(str, arguments)])
+    """Exit code of the command, drawing in this process unless told otherwise."""
+    processes = () if "--processes" in arguments else ("--processes", "1")
+    monkeypatch.setattr(sys, "argv", ["plots_creation.py", *map(str, arguments), *processes])
     try:
         plots_creation.main()
     except SystemExit as end:
@@ -46,8 +47,15 @@ def test_numbers_of_planted_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sinks = {row["class"]: int(row["count"]) for row in rows(run / "plots" / "classes.csv") if row["series"] == "sinks"}
     assert sum(sinks.values()) == 2 * 6 * LAYERS * HEADS
 
+    steps = rows(run / "plots" / "sample_001" / "head_steps.csv")
+    assert len(steps) == 6 * LAYERS * HEADS
+    [one] = [row for row in steps if (row["step"], row["layer"], row["head"]) == ("4", "1", "2")]
+    assert (one["strongest"], one["final_token"], one["sinks"]) == (str(1 * HEADS + 2 + 4), "w10", "1")
+
     drawn = {path.name for path in (run / "plots" / "sample_001").iterdir()}
     assert drawn == {
+        "drawn_with.json",
+        "head_steps.csv",
         "incoming.png",
         "incoming_layers.png",
         "over_steps.png",
@@ -79,6 +87,28 @@ def test_what_is_drawn_is_skipped_unless_forced(tmp_path: Path, monkeypatch: pyt
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_other_settings_draw_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path, incoming=[planted(4, 12), planted(4, 12)])
+    arguments = ("tiny", tmp_path, "--no_video", "--layers", "0")
+    draw(monkeypatch, *arguments, "--samples", "0")
+    of_sample, pooled = run / "plots" / "sample_000" / "over_steps.png", run / "plots" / "classes.png"
+    for picture in (of_sample, pooled):
+        picture.write_bytes(b"mine")
+    draw(monkeypatch, *arguments)  # more samples: what is of one sample stands, what is of all does not
+    assert of_sample.read_bytes() == b"mine" and pooled.read_bytes() != b"mine"
+    draw(monkeypatch, *arguments, "--epsilon", "1")
+    assert of_sample.read_bytes() != b"mine"
+
+
+def test_several_processes_draw_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (write_run(tmp_path / name, patterns="mean", pattern_steps=2) for name in ("one", "two"))
+    for run, count in ((one, "1"), (two, "2")):
+        assert draw(monkeypatch, "tiny", run, "--layers", "0", "--no_video", "--processes", count) == 0
+    files = sorted(path.relative_to(one) for path in (one / "plots").rglob("*.*"))
+    assert len(files) > 20 and files == sorted(path.relative_to(two) for path in (two / "plots").rglob("*.*"))
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
+
+
 def test_only_runs_of_the_named_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = write_run(tmp_path / "a", model="tiny")
     other = write_run(tmp_path / "b", model="LLaDA")
@@ -101,9 +131,24 @@ def test_a_damaged_file_is_named_and_the_rest_drawn(
     run = write_run(tmp_path, incoming=[planted(4, 12), planted(4, 12)])
     damaged = run / "sample_000" / "incoming.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:50])
-    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0") == 1
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0", "--report") == 1
     assert str(damaged) in capsys.readouterr().err
     assert [path.name for path in (run / "plots").glob("sample_*")] == ["sample_001"]
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"model": "tiny"', b"\xff\xfe", b'{"schema_version": 99}', b'{"schema_version": 0}']
+)
+def test_a_run_that_cannot_be_read_is_named_and_the_others_drawn(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, whole = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    (damaged / "manifest.json").write_bytes(content)
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0") == 1
+    error = capsys.readouterr().err
+    assert str(damaged) in error and error.count("error:") == 1
+    assert (whole / "plots" / "summary.csv").exists() and not (damaged / "plots").exists()
 
 
 def test_no_ffmpeg_gives_a_gif_and_says_so(
@@ -126,6 +171,8 @@ def test_no_ffmpeg_gives_a_gif_and_says_so(
         (("tiny", "runs", "--epsilon", "-1"), "0 or more"),
         (("tiny", "runs", "--samples", "a"), "numbers and ranges"),
         (("tiny", "runs", "--format", "gif"), "invalid choice"),
+        (("tiny", "runs", "--layers", "0,7"), "layer 7 is not in"),
+        (("tiny", "runs", "--processes", "0"), "1 or more"),
     ],
 )
 def test_bad_input(
@@ -142,6 +189,7 @@ def test_bad_input(
     assert draw(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+    assert not list(tmp_path.rglob("plots"))
 
 
 def test_a_single_step_and_a_single_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

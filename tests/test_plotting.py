@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from PIL import Image
 
 from sinks import heatmaps, plotting, style
 from sinks.errors import InputError
-from sinks.heatmaps import TextAxis, every, shrink
+from sinks.heatmaps import every, shrink
+from sinks.text_axis import FILLED, MASKED, NEW, PROMPT, STATES, TextAxis
 from sinks.writer import UNIT
 
 TOKENS = ["$", "$$", "\n", "_x^", "Ġthe", "中", "<|mask|>", " "]
@@ -103,7 +104,7 @@ def test_masked_and_states_at_a_step() -> None:
     assert text.masked(0).tolist() == [False, False, True, True, True]
     assert text.masked(1).tolist() == [False, False, True, False, True]  # the last is never filled
     states = text.states(text.masked(1), text.unmasked_at == 1)
-    assert states.tolist() == [heatmaps.PROMPT, heatmaps.PROMPT, heatmaps.NEW, heatmaps.FILLED, heatmaps.MASKED]
+    assert states.tolist() == [PROMPT, PROMPT, NEW, FILLED, MASKED]
     assert text.borders(3.0) == [2, 4]
     assert text.borders(0.1) == [2]  # too close to be told apart
 
@@ -173,15 +174,20 @@ def test_a_forced_scale_holds(tmp_path: Path) -> None:
     assert tick_labels(figure.axes[0].get_xticklabels())[:2] == ["≤ 1", "≥ 100"]
 
 
+def dashes(line: Line2D) -> list[Any]:
+    """The pieces of a broken line, as [[x0, y0], [x1, y1]]."""
+    return np.asarray(line.get_xydata()).reshape(-1, 3, 2)[:, :2].tolist()
+
+
 def test_fill_front_and_borders_are_where_they_belong(tmp_path: Path) -> None:
     text = TextAxis(list("abcdef"), 2, 2, np.array([-1, -1, 1, 0, 3, 2]))
     axis = main_axes(heatmaps.incoming_map(np.ones((4, 6)), text, tmp_path / "a.png", ""))
-    (front,) = [lines for lines in axis.collections if isinstance(lines, LineCollection)]
-    segments = [segment.tolist() for segment in front.get_segments()]
+    *borders, front = axis.lines
+    segments = dashes(front)
     assert segments[0] == [[1.5, 1.5], [2.5, 1.5]]  # position 2 is filled after step 1
     assert [segment[0][1] for segment in segments] == [1.5, 0.5, 3.5, 2.5]
-    assert [np.unique(line.get_xdata()).tolist() for line in axis.lines] == [[1.5], [3.5]]
-    assert [line.get_linestyle() for line in axis.lines] == ["-", ":"]
+    assert [np.unique(line.get_xdata()).tolist() for line in borders] == [[1.5], [3.5]]
+    assert [line.get_linestyle() for line in borders] == ["-", ":"]
 
 
 def test_grid_has_one_scale(tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ def test_pattern_map_labels_mask_tokens(tmp_path: Path) -> None:
     assert "from 0 to 2" in figure.axes[0].get_xlabel()
     band = main_axes(figure).child_axes[0].images[0].get_array()
     assert band is not None
-    colours = [tuple(round(255 * part) for part in to_rgb(colour)) for colour in heatmaps.STATES.values()]
+    colours = [tuple(round(255 * part) for part in to_rgb(colour)) for colour in STATES.values()]
     assert [colours.index(tuple(pixel)) for pixel in band[0].tolist()] == [0, 2, 2, 1]
 
 
@@ -274,7 +280,7 @@ def test_no_side_passes_16000_pixels() -> None:
 def test_strongest_paths_draw_each_step(tmp_path: Path) -> None:
     positions = np.array([[0, 0, 3], [-1, 2, -1]])
     figure = heatmaps.strongest_paths(positions, ["head 0", "head 1"], text_axis(4), tmp_path / "a.svg", "")
-    drawn = [[segment.tolist() for segment in axis.collections[-1].get_segments()] for axis in figure.axes]  # type: ignore[attr-defined]
+    drawn = [dashes(axis.lines[-1]) for axis in figure.axes]
     assert drawn[0] == [[[0, -0.5], [0, 0.5]], [[0, 0.5], [0, 1.5]], [[3, 1.5], [3, 2.5]]]
     assert drawn[1] == [[[2, 0.5], [2, 1.5]]]
     assert figure.axes[0].yaxis_inverted()

@@ -684,6 +684,6 @@ def test_a_browser_that_cannot_unpack_is_told_so(browser: Any, tmp_path: Path) -
         problem = page.locator("#problem")
         problem.wait_for(state="visible")
         assert problem.text_content() == (
-            "This browser cannot unpack the data in this page: use Chrome 80, Firefox 113, Safari 16.4 or later."
+            "This browser is too old for this page: use Chrome 123, Firefox 120, Safari 17.5 or later."
         )
         assert page.locator("#main").is_hidden()

@@ -21,12 +21,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
-from sinks import heatmaps, style, video
+from sinks import style
 from sinks.errors import InputError
-from sinks.heatmaps import TextAxis
+from sinks.frames import current_block, frame, incoming_frames, pattern_frames
 from sinks.runs import Array
 from sinks.style import save
-from sinks.video import current_block, ffmpeg_missing, frame, incoming_frames, pattern_frames, write_video
+from sinks.text_axis import STATES, TextAxis
+from sinks.video import ffmpeg_missing, write_video
 
 needs_ffmpeg = pytest.mark.skipif(ffmpeg_missing() is not None, reason=str(ffmpeg_missing()))
 
@@ -63,7 +64,7 @@ class Scenes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Any] = []
         for name in ("_incoming_scene", "_pattern_scene"):
-            monkeypatch.setattr(video, name, self._keeping(getattr(video, name)))
+            monkeypatch.setattr(frames_module, name, self._keeping(getattr(frames_module, name)))
 
     def _keeping(self, build: Any) -> Any:
         def keep(*arguments: Any) -> Any:
@@ -145,7 +146,7 @@ def test_mp4_is_h264_that_every_player_shows(tmp_path: Path) -> None:
 
 
 def test_gif_has_every_frame_and_one_palette(tmp_path: Path) -> None:
-    colours = [rgb(colour) for colour in (style.FILLING, heatmaps.STATES["filled"], "white")]
+    colours = [rgb(colour) for colour in (style.FILLING, STATES["filled"], "white")]
     write_video((np.full((5, 7, 3), colour, np.uint8) for colour in colours), tmp_path / "a.gif", fps=10)
     with Image.open(tmp_path / "a.gif") as film:
         assert film.info["duration"] == 100 and film.info["loop"] == 0
@@ -291,7 +292,7 @@ def test_band_block_and_header_follow_the_step(scenes: Scenes) -> None:
         0: "denoising step 0 · block 1 of 3 · 0 of 5 answer tokens filled",
         3: "denoising step 3 · block 2 of 3 · 3 of 5 answer tokens filled",
     }
-    colours = [rgb(colour) for colour in heatmaps.STATES.values()]
+    colours = [rgb(colour) for colour in STATES.values()]
     for t, _ in enumerate(frames):
         if t in said:
             scene = scenes.made[0]
@@ -313,7 +314,7 @@ def test_marks_are_in_the_pixels(scenes: Scenes) -> None:
     image = next(incoming_frames(np.ones((1, 1, 6)), ["layer 0"], text, "", [0]))
     assert rgb(style.FILLING) in colours_in(picture_of(image, scenes.made[0]))  # the frame around the block
     above = image[: image.shape[0] - int(scenes.made[0].image.axes.bbox.y1)]
-    states = [rgb(heatmaps.STATES[name]) for name in ("prompt", "still masked", "filled at this step")]
+    states = [rgb(STATES[name]) for name in ("prompt", "still masked", "filled at this step")]
     assert colours_in(above).issuperset(states)
 
 
@@ -399,7 +400,7 @@ def test_pattern_frames_keep_the_scale_and_name_mask_tokens(scenes: Scenes) -> N
 
 def test_labels_of_mask_tokens_change_in_the_pixels() -> None:
     text = text_axis(3)
-    masked = rgb(heatmaps.STATES["still masked"])
+    masked = rgb(STATES["still masked"])
     same = [np.full((3, 3), 1 / 3)] * 4
     frames = pattern_frames(same, text, "", range(4), 1.0, text.masked)
     counts = [int((image == masked).all(-1).sum()) for image in frames]

@@ -248,8 +248,8 @@ function fail(message) {
 }
 
 async function start() {
-  if (typeof DecompressionStream === "undefined") {
-    return fail("This browser cannot unpack the data in this page: use Chrome 80, Firefox 113, Safari 16.4 or later.");
+  if (typeof DecompressionStream === "undefined" || !CSS.supports("color", "light-dark(#fff, #000)")) {
+    return fail("This browser is too old for this page: use Chrome 123, Firefox 120, Safari 17.5 or later.");
   }
   const count = report.samples[0].length;
   const names = report.runs.map(({ model }) => model);
