@@ -21,6 +21,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
+from sinks import frames as frames_module
 from sinks import style
 from sinks.errors import InputError
 from sinks.frames import current_block, frame, incoming_frames, pattern_frames
