@@ -32,6 +32,7 @@ from sinks.style import (
     printable,
     save,
     value_colours,
+    wrapped,
 )
 
 _CONTROLS = {"sinks": "top-k sinks", "random": "k random other keys", "bottom": "k weakest keys"}
@@ -65,7 +66,7 @@ def class_bars(rows: Sequence[Mapping[str, Any]], path: Path, title: str, label:
     axis.set_xlabel(printable(label))
     axis.set_xlim(left=0)
     if any(groups):
-        add_legend(axis, bars, groups, loc="best")
+        add_legend(axis, bars, groups, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return save(figure, path, label)
 
 
@@ -122,9 +123,10 @@ def layer_head_map(
         diverging: two colours around 0.
     """
     wide, high = (float(np.clip(0.28 * size, 1.2, 5.6)) for size in (len(heads), len(layers)))
-    figure = new_figure(max(wide + 0.8, 3.2), high + 1.6, title)
+    width = max(wide + 0.8, 3.2)
+    figure = new_figure(width, high + 1.6, title)
     axis = figure.subplots()
-    colours = value_colours(values, label, diverging)
+    colours = value_colours(values, wrapped(label, width), diverging)
     picture(axis, values, lambda cells: colours.paint(np.asarray(cells)), values.shape)
     for side, numbers, inches in ((axis.xaxis, heads, wide), (axis.yaxis, layers, high)):
         at = range(0, len(numbers), every(len(numbers), min(MOST_LABELS, inches / 0.17)))
