@@ -60,8 +60,9 @@ class Decoding:
     @torch.no_grad()
     def _step(self, index: int) -> Step:
         keys = self.prompt_length + index  # that exist now; the new token becomes one at the next step
+        pattern = self.observer.keeps_pattern(index)
         blocked = self._blocked(index, keys)
-        logits, seen = self._forward(index, keys, blocked)
+        logits, seen = self._forward(index, keys, blocked, pattern)
         token, probability = self._choose(logits, index, keys)
         self.tokens, confidence = (
             self.tokens.clone(),
@@ -71,24 +72,24 @@ class Decoding:
         confidence[:, keys] = probability.masked_fill(self.done, torch.nan)
         self.done = self.done | torch.isin(token, self.ends)
         self.valid[:, keys] = ~self.done  # a row that has ended is never asked again, so its end is no key
-        step = self.observer.report(Step(index, self.tokens, confidence, ~logits.isnan().any()), seen, blocked)
-        return self._accumulated(step, keys)
+        step = Step(index, self.tokens, confidence, ~logits.isnan().any())
+        return self._accumulated(self.observer.report(step, seen, blocked, pattern), keys)
 
     def _blocked(self, index: int, keys: int) -> Tensor | None:
         """(L, B, H, keys) bool: judged over the keys of the step before, so the newest one is always open."""
         before = keys - 1
         measure = self.observer.judged
-        judged = None if measure is None or index == 0 else self.sums[measure]
+        judged = self.sums[measure] if measure is not None and self.observer.blocks_at(index) else None
         prompt = torch.arange(before, device=self.tokens.device).expand(len(self.tokens), -1) < self.prompt_length
         valid, nothing = self.valid[:, :before], torch.zeros_like(prompt)
         blocked = self.observer.blocked(index, judged, valid, nothing, prompt)
         return None if blocked is None else F.pad(blocked & ~self.done[:, None, None], (0, 1))
 
-    def _forward(self, index: int, keys: int, blocked: Tensor | None) -> tuple[Tensor, Seen]:
+    def _forward(self, index: int, keys: int, blocked: Tensor | None, pattern: bool) -> tuple[Tensor, Seen]:
         """Logits (B, V) for the next token. The first pass takes the prompt, every later one the newest token."""
         first = 0 if index == 0 else keys - 1
         inputs = self.tokens[:, first:keys].clamp_min(0)
-        with self.lm.probe.asked(self.observer.ask(index, blocked)) as seen:
+        with self.lm.probe.asked(self.observer.ask(blocked, pattern)) as seen:
             logits = self.lm.model(
                 inputs,
                 attention_mask=self.valid[:, :keys],

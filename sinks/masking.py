@@ -124,7 +124,7 @@ def eligible_keys(masking: SinkMasking, valid: Tensor, masked: Tensor, prompt: T
 
 
 def blocked_keys(
-    masking: SinkMasking, incoming: Tensor, eligible: Tensor, valid: Tensor, step: int, noise: Noise
+    masking: SinkMasking, incoming: Tensor, eligible: Tensor, valid: Tensor, step: int | Tensor, noise: Noise
 ) -> Tensor:
     """The keys to block at ``step``.
 
@@ -160,6 +160,9 @@ def _where(masking: SinkMasking, layers: int, heads: int, device: torch.device) 
     def chosen(indices: Sequence[int] | None, count: int) -> Tensor:
         if indices is None:
             return torch.ones(count, dtype=torch.bool, device=device)
-        return (torch.arange(count, device=device)[:, None] == torch.tensor(list(indices), device=device)).any(-1)
+        mask = torch.zeros(count, dtype=torch.bool, device=device)
+        for index in indices:  # one by one: a list of indices would make the device wait for the host
+            mask[index] = True
+        return mask
 
     return chosen(masking.layers, layers)[:, None, None, None] & chosen(masking.heads, heads)[None, None, :, None]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sinks import attention as seam
@@ -76,6 +77,16 @@ class LanguageModel:
     def attention_path(self) -> str:
         """Which of the ways to compute attention makes the tokens."""
         return self.probe.compute
+
+    def hidden(self, ids: Tensor, **masks: Tensor) -> Tensor:
+        """(B, S, D): what the last layer gives; :meth:`logits` of all of it is what ``model(ids).logits`` is."""
+        hidden: Tensor = self.model.base_model(ids, use_cache=False, **masks).last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, V) from (…, D)."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits
 
     def encode(self, text: str) -> list[int]:
         """A user's message as the ids of a prompt: the checkpoint's chat format if it has one, else plain text."""

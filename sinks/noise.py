@@ -55,21 +55,22 @@ class Noise:
         self.seed = torch.tensor(seed, dtype=torch.int64, device=items.device)
         self.items = items
 
-    def _coordinate(self, value: int) -> Tensor:
-        return torch.full((), value, dtype=torch.int64, device=self.items.device)
+    def _coordinate(self, value: int | Tensor) -> Tensor:
+        """A step may be a tensor, () int64, so that recorded GPU work can be replayed with another."""
+        return torch.full((), value, dtype=torch.int64, device=self.items.device) if isinstance(value, int) else value
 
-    def over_positions(self, stream: int, step: int, positions: Tensor) -> Tensor:
+    def over_positions(self, stream: int, step: int | Tensor, positions: Tensor) -> Tensor:
         """(B, S) float64 for positions (B, S) int64."""
         rows = self.items[:, None]
         return uniform(self.seed, self._coordinate(stream), rows, self._coordinate(step), positions)
 
-    def over_tokens(self, step: int, positions: Tensor, vocab_size: int) -> Tensor:
+    def over_tokens(self, step: int | Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         """(B, S, V) float64: one draw per position and vocabulary entry."""
         rows, stream = self.items[:, None, None], self._coordinate(TOKENS)
         vocabulary = torch.arange(vocab_size, device=self.items.device)
         return uniform(self.seed, stream, rows, self._coordinate(step), positions[..., None], vocabulary)
 
-    def over_keys(self, step: int, shape: tuple[int, int, int, int], positions: Tensor) -> Tensor:
+    def over_keys(self, step: int | Tensor, shape: tuple[int, int, int, int], positions: Tensor) -> Tensor:
         """(L, B, H, S) float64: one draw per layer, row, head and key position (B, S)."""
         device = self.items.device
         layers = torch.arange(shape[0], device=device)[:, None, None, None]

@@ -103,22 +103,30 @@ class Observer:
     def measures(self) -> frozenset[Measure]:
         return frozenset(measure for measure in (self.kept, self.judged) if measure is not None)
 
-    def blocked(self, step: int, judged: Tensor | None, valid: Tensor, masked: Tensor, prompt: Tensor) -> Tensor | None:
-        """(L, B, H, S) bool from the column sums of the last step, or None when nothing is blocked at this one."""
-        if self.masking is None or judged is None or not self.masking.acts_at(step):
+    def blocks_at(self, index: int) -> bool:
+        return self.masking is not None and self.masking.acts_at(index)
+
+    def keeps_pattern(self, index: int) -> bool:
+        return self.capture is not None and self.capture.keeps_pattern(index)
+
+    def blocked(
+        self, step: int | Tensor, judged: Tensor | None, valid: Tensor, masked: Tensor, prompt: Tensor
+    ) -> Tensor | None:
+        """(L, B, H, S) bool from the column sums of the last step; only for a step that blocks."""
+        if self.masking is None or judged is None:
             return None
         eligible = eligible_keys(self.masking, valid, masked, prompt)
         return blocked_keys(self.masking, judged, eligible, valid, step, self.noise)
 
-    def ask(self, step: int, blocked: Tensor | None) -> Ask:
+    def ask(self, blocked: Tensor | None, pattern: bool) -> Ask:
         ask = Ask(self.measures, blocked=blocked, path=self.masking.path if self.masking else "scores")
         if self.capture is None:
             return ask
         layers = None if self.capture.layers is None else frozenset(self.capture.layers)
-        patterns = self.capture.patterns if self.capture.keeps_pattern(step) else "none"
+        patterns = self.capture.patterns if pattern else "none"
         return replace(ask, patterns=patterns, pattern_layers=layers, value_norm=self.capture.value_norm)
 
-    def report(self, step: Step, seen: Seen, blocked: Tensor | None) -> Step:
+    def report(self, step: Step, seen: Seen, blocked: Tensor | None, pattern: bool) -> Step:
         """The step with everything that was recorded in it."""
         if self.masking is not None:
             shape = (self.spec.layers, self.batch, self.spec.heads)
@@ -130,7 +138,7 @@ class Observer:
         step = replace(step, incoming=self._select(seen, lambda layer: layer.columns[kept]))
         if self.capture.value_norm:
             step = replace(step, value_norm=self._select(seen, lambda layer: layer.value_norm))
-        if self.capture.keeps_pattern(step.index):
+        if pattern:
             by_head = self.capture.patterns == "full"
             step = replace(step, patterns=self._select(seen, lambda layer: layer.pattern, by_head))
         return step
@@ -139,5 +147,6 @@ class Observer:
         """Layers and heads that were asked for, reported rows only."""
         assert self.capture is not None
         everything = stack(seen, read, self.capture.layers)[:, : self.batch]
-        heads = self.capture.heads if by_head else None
-        return everything if heads is None else everything[:, :, list(heads)]
+        if self.capture.heads is None or not by_head:
+            return everything
+        return torch.stack([everything[:, :, head] for head in self.capture.heads], 2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from sinks.models import LanguageModel
 from sinks.noise import Noise
 from sinks.observer import Observer, Seen, Step, checked
 from sinks.recording import columns
-from sinks.remasking import BlockwiseRemasking, Remasking, Sampling, ScheduledRemasking
+from sinks.remasking import BlockwiseRemasking, Extent, Remasking, Sampling, ScheduledRemasking
 from sinks.remasking import resolve as resolve
+from sinks.replay import Replayed
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,16 @@ def denoise(
     return checked(steps.run())
 
 
+class _Kind(NamedTuple):
+    """What decides which work a step does, values aside: steps of one kind can be one recording on a GPU."""
+
+    extent: Extent
+    blocks: bool
+    pattern: bool
+
+
 class _Denoising:
-    """The state of one generation between its steps."""
+    """The state of one generation between its steps: tensors that every step changes in place."""
 
     def __init__(
         self,
@@ -165,36 +175,42 @@ class _Denoising:
         noise: Noise,
     ) -> None:
         self.lm, self.sampling, self.observer, self.mask_id = lm, sampling, observer, _mask_id(lm)
-        self.tokens, self.valid = tokens.to(lm.device), valid.to(lm.device)
+        self.tokens, self.valid = tokens.to(lm.device, copy=True), valid.to(lm.device)
         self.given = (self.tokens != self.mask_id) & self.valid
         self.prompt = torch.ones_like(self.valid)
         self.prompt[:, -sampling.gen_len :] = False
         self.padded = not bool(valid.all())
         # Counted without padding, so that a padded row is what it would be alone.
         self.positions = (self.valid.cumsum(-1) - 1).clamp_min(0)
-        self.strategy = _strategy(lm, sampling, self.valid, noise)
+        self.strategy = _strategy(lm, sampling, self.valid, ~self.given & self.valid, noise)
         # With guidance the batch is doubled: conditional rows first, then the same rows without their prompt.
         self.copies = 2 if sampling.cfg_scale > 0 else 1
-        self.judged: Tensor | None = None
+        shape = (lm.spec.layers, self.copies * len(tokens), lm.spec.heads, tokens.shape[1])
+        self.judged = torch.zeros(shape, device=lm.device) if observer.judged is not None else None
         self.done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=lm.device)
+        self.number = torch.zeros((), dtype=torch.int64, device=lm.device)
 
     def run(self) -> Iterator[Step]:
+        work = Replayed(self._step, self.lm.model)
         for index in range(self.sampling.steps):
-            yield self._step(index)
+            kind = _Kind(
+                self.strategy.extent(index), self.observer.blocks_at(index), self.observer.keeps_pattern(index)
+            )
+            yield replace(work(kind, recordable=not kind.pattern), index=index)
 
     @torch.no_grad()
-    def _step(self, index: int) -> Step:
-        eligible = self.strategy.eligible((self.tokens == self.mask_id) & self.valid, index) & ~self.done
+    def _step(self, kind: _Kind) -> Step:
+        eligible = self.strategy.eligible((self.tokens == self.mask_id) & self.valid, self.number) & ~self.done
         inputs = self._inputs()
-        blocked = self._blocked(index, inputs)
-        logits, seen = self._forward(index, inputs, blocked)
-        proposal, confidence = self.strategy.propose(logits, self.positions, index)
-        chosen = self.strategy.choose(confidence, eligible, self.positions, index) & eligible
-        self.tokens = torch.where(chosen, proposal, self.tokens)
-        self.done = self.done | self.strategy.finished(self.tokens, index)
-        confidence = confidence.masked_fill(~eligible, torch.nan)
-        step = Step(index, self.tokens, confidence, finite=~logits.isnan().any())
-        return self.observer.report(step, seen, blocked)
+        blocked = self._blocked(inputs) if kind.blocks else None
+        hidden, seen = self._forward(inputs, blocked, kind.pattern)
+        proposal, confidence, finite = self._propose(hidden, eligible, kind.extent.rows)
+        chosen = self.strategy.choose(confidence, eligible, self.positions, self.number, kind.extent.taken) & eligible
+        self.tokens.copy_(torch.where(chosen, proposal, self.tokens))
+        self.done |= self.strategy.finished(self.tokens, self.number)
+        self.number += 1
+        step = Step(-1, self.tokens.clone(), confidence.masked_fill(~eligible, torch.nan), finite)
+        return self.observer.report(step, seen, blocked, kind.pattern)
 
     def _inputs(self) -> Tensor:
         if self.copies == 1:
@@ -204,28 +220,50 @@ class _Denoising:
     def _copied(self, rows: Tensor) -> Tensor:
         return rows.repeat(self.copies, 1)
 
-    def _blocked(self, index: int, inputs: Tensor) -> Tensor | None:
+    def _blocked(self, inputs: Tensor) -> Tensor | None:
         valid, prompt = self._copied(self.valid), self._copied(self.prompt)
-        return self.observer.blocked(index, self.judged, valid, inputs == self.mask_id, prompt)
+        return self.observer.blocked(self.number, self.judged, valid, inputs == self.mask_id, prompt)
 
-    def _forward(self, index: int, inputs: Tensor, blocked: Tensor | None) -> tuple[Tensor, Seen]:
-        """Logits (B, S, V) that predict their own position, and what the layers showed."""
+    def _forward(self, inputs: Tensor, blocked: Tensor | None, pattern: bool) -> tuple[Tensor, Seen]:
+        """The last hidden states (copies B, S, D), and what the layers showed."""
         valid, positions = self._copied(self.valid), self._copied(self.positions)
         masks = {"attention_mask": valid, "position_ids": positions} if self.padded else {}
-        with self.lm.probe.asked(self.observer.ask(index, blocked)) as seen:
-            logits = self.lm.model(inputs, use_cache=False, **masks).logits
-        judged = self.observer.judged
-        if judged is not None:
-            self.judged = columns(seen, judged)
+        with self.lm.probe.asked(self.observer.ask(blocked, pattern)) as seen:
+            hidden = self.lm.hidden(inputs, **masks)
+        if self.judged is not None and self.observer.judged is not None:
+            self.judged.copy_(columns(seen, self.observer.judged))
+        return hidden, seen
+
+    def _propose(self, hidden: Tensor, eligible: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Token and confidence (B, S), computed for ``most`` positions of each row, and whether no number was NaN.
+
+        Those are the eligible ones, of which there are no more, and some others that serve as filling.
+        """
+        rows = (~eligible).to(torch.uint8).argsort(dim=-1, stable=True)[:, :most]
+        positions = self.positions.gather(1, rows)
+        predicting = rows
+        if self.lm.spec.shift == "next":
+            # Logits predict the next token: take each position's from the one before, the first token's from itself.
+            predicting = torch.where(positions > 0, rows - 1, rows)
+        picked = self._copied(predicting)[..., None].expand(-1, -1, hidden.shape[-1])
+        logits = self.lm.logits(hidden.gather(1, picked.to(hidden.device)).to(self.lm.device))
         if self.copies == 2:
             logits = guided(logits, self.sampling.cfg_scale)
-        return (self._shifted(logits) if self.lm.spec.shift == "next" else logits), seen
+        finite = ~(hidden.isnan().any().to(logits.device) | logits.isnan().any())
+        parts = [self._few(logits, positions, part) for part in _slices(rows.shape[1], _AT_ONCE // len(rows))]
+        tokens, confidence = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        nowhere = torch.zeros(eligible.shape, dtype=confidence.dtype, device=confidence.device)
+        return self.tokens.scatter(1, rows, tokens), nowhere.scatter(1, rows, confidence), finite
 
-    def _shifted(self, logits: Tensor) -> Tensor:
-        """Logits predict the next token: take each position's from the one before, the first token's from itself."""
-        places = torch.arange(logits.shape[1], device=logits.device)
-        before = torch.where(self.positions > 0, places - 1, places)
-        return logits.gather(1, before[..., None].expand_as(logits))
+    def _few(self, logits: Tensor, positions: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        return self.strategy.propose(logits[:, part], positions[:, part], self.number)
+
+
+_AT_ONCE = 64  # positions whose tokens are chosen together: float64 noise for a vocabulary is large
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(first, first + max(size, 1)) for first in range(0, length, max(size, 1))]
 
 
 def guided(logits: Tensor, cfg_scale: float) -> Tensor:
@@ -234,10 +272,10 @@ def guided(logits: Tensor, cfg_scale: float) -> Tensor:
     return without_prompt + (cfg_scale + 1) * (conditional - without_prompt)
 
 
-def _strategy(lm: LanguageModel, sampling: Sampling, valid: Tensor, noise: Noise) -> Remasking:
+def _strategy(lm: LanguageModel, sampling: Sampling, valid: Tensor, masked: Tensor, noise: Noise) -> Remasking:
     if sampling.family == "Dream":
-        return ScheduledRemasking(sampling, noise)
-    return BlockwiseRemasking(sampling, (lm.spec.eos_token_id, lm.spec.eot_token_id), valid, noise)
+        return ScheduledRemasking(sampling, masked, noise)
+    return BlockwiseRemasking(sampling, (lm.spec.eos_token_id, lm.spec.eot_token_id), valid, masked, noise)
 
 
 _STACKED = ("confidence", "incoming", "blocked", "value_norm")

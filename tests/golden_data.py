@@ -76,14 +76,15 @@ class RecordedNoise(Noise):
         super().__init__(0, torch.arange(states.shape[1]))
         self.positions, self.tokens, self.states, self.mask_id = positions, tokens, states, mask_id
 
-    def over_positions(self, stream: int, step: int, positions: Tensor) -> Tensor:
+    def over_positions(self, stream: int, step: int | Tensor, positions: Tensor) -> Tensor:
         assert self.positions is not None
         drawn = self.positions[step].double()
         if self.mask_id is None:
-            return drawn
+            return drawn.gather(1, positions)
         masked = self.states[step] == self.mask_id
         return torch.ones(masked.shape, dtype=torch.float64).masked_scatter(masked, drawn[: int(masked.sum())])
 
-    def over_tokens(self, step: int, positions: Tensor, vocab_size: int) -> Tensor:
+    def over_tokens(self, step: int | Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         assert self.tokens is not None
-        return self.tokens[step].double()
+        drawn = self.tokens[step].double()
+        return drawn.gather(1, positions[..., None].expand(-1, -1, vocab_size))

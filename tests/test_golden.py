@@ -59,17 +59,19 @@ def test_generate(family: str, name: str, path: str, monkeypatch: pytest.MonkeyP
 def test_logits_of_dream_are_shifted_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits that the strategy sees at step 0 are the official ones after their shift."""
     expected, note = case("dream", "generate/entropy"), notes("dream")["generate"]["entropy"]
-    seen: list[Tensor] = []
+    seen: list[tuple[Tensor, Tensor]] = []
     propose = samplers.ScheduledRemasking.propose
 
-    def spy(self: Any, logits: Tensor, positions: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        seen.append(logits)
+    def spy(self: Any, logits: Tensor, positions: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((logits, positions))
         return propose(self, logits, positions, step)
 
     monkeypatch.setattr(samplers.ScheduledRemasking, "propose", spy)
     settings = {key: value for key, value in note["kwargs"].items() if key != "mask_token_id"}
     sinks.generate(model("dream"), expected["prompt"], **settings)
-    assert (seen[0] - expected["shifted_logits_step0"]).abs().max() < 1e-4
+    logits, positions = seen[0]
+    official = expected["shifted_logits_step0"].gather(1, positions[..., None].expand_as(logits))
+    assert (logits - official).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["no_eot", "with_eot"])

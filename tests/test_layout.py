@@ -17,13 +17,14 @@ PACKAGE = ROOT / "sinks"
 LAYERS = [
     {"commandline", "errors", "tokens"},
     {"answers", "detection", "diagnosis", "files", "noise", "processes", "provenance", "trajectories"},
-    {"attention", "checkpoints", "families", "masking", "models", "recording"},
+    {"attention", "checkpoints", "families", "fused", "kernels", "masking", "models", "recording"},
     {
         "arguments",
         "autoregressive",
         "likelihood",
         "observer",
         "remasking",
+        "replay",
         "runs",
         "samplers",
         "style",

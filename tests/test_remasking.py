@@ -23,18 +23,26 @@ def noise(rows: int = 1, seed: int = 0) -> Noise:
     return Noise(seed, torch.arange(rows))
 
 
-def blockwise(length: int, rows: int = 1, **options: Any) -> BlockwiseRemasking:
+def blockwise(length: int, rows: int = 1, masked: Tensor | None = None, **options: Any) -> BlockwiseRemasking:
     sampling = resolve(options.pop("family", "LLaDA"), **options)
     valid = torch.ones(rows, length, dtype=torch.bool)
-    return BlockwiseRemasking(sampling, (EOS, EOT), valid, noise(rows, sampling.seed))
+    start = valid if masked is None else masked
+    return BlockwiseRemasking(sampling, (EOS, EOT), valid, start, noise(rows, sampling.seed))
+
+
+def scheduled(masked: Tensor | None = None, rows: int = 1, seed: int = 0, **options: Any) -> ScheduledRemasking:
+    sampling = resolve("Dream", **options)
+    start = torch.ones(rows, sampling.gen_len, dtype=torch.bool) if masked is None else masked
+    return ScheduledRemasking(sampling, start, noise(len(start), seed))
 
 
 def fill(strategy: Remasking, masked: Tensor, steps: int, confidence: Tensor) -> list[Tensor]:
     """Which positions (B, S) each step fills when a position's confidence is always the same."""
     positions, filled = torch.arange(masked.shape[1]).expand_as(masked), []
     for step in range(steps):
-        eligible = strategy.eligible(masked, step)
-        chosen = strategy.choose(confidence, eligible, positions, step)
+        eligible, extent = strategy.eligible(masked, step), strategy.extent(step)
+        assert int(eligible.sum(-1).max()) <= extent.rows
+        chosen = strategy.choose(confidence, eligible, positions, step, extent.taken)
         assert not (chosen & ~eligible).any()
         masked = masked & ~chosen
         filled.append(chosen)
@@ -46,8 +54,8 @@ def fill(strategy: Remasking, masked: Tensor, steps: int, confidence: Tensor) ->
 def test_a_block_is_shared_out_over_its_steps(blocks: int, block_len: int, per_block: int, prompt: int) -> None:
     """floor(m / s) tokens at each step, one more in the first m mod s, from left to right block by block."""
     gen_len, steps = blocks * block_len, blocks * per_block
-    strategy = blockwise(prompt + gen_len, steps=steps, gen_len=gen_len, block_len=block_len)
     masked = torch.arange(prompt + gen_len)[None] >= prompt
+    strategy = blockwise(prompt + gen_len, masked=masked, steps=steps, gen_len=gen_len, block_len=block_len)
     confidence = torch.rand(1, prompt + gen_len, generator=torch.Generator().manual_seed(steps))
     filled = fill(strategy, masked, steps, confidence)
     counts = [int(chosen.sum()) for chosen in filled]
@@ -84,7 +92,7 @@ def test_equal_confidences_do_not_know_the_padding() -> None:
         for gen_len, steps in ((30, 10), (60, 10), (120, 4)):
             alone = blockwise(gen_len + 3, steps=steps, gen_len=gen_len, block_len=gen_len)
             valid = torch.arange(left + gen_len + 3)[None] >= left
-            padded = BlockwiseRemasking(alone.s, (EOS, EOT), valid, noise())
+            padded = BlockwiseRemasking(alone.s, (EOS, EOT), valid, valid, noise())
             masked = torch.arange(gen_len + 3)[None] >= 3
             confidence = torch.ones(1, gen_len + 3)
             wide = torch.cat([torch.zeros(1, left, dtype=torch.bool), masked], 1)
@@ -113,10 +121,10 @@ def dream_law(masks: int, steps: int, eps: float) -> list[int]:
 )
 def test_dream_fills_what_its_schedule_says(masks: list[int], steps: int, eps: float, name: str) -> None:
     """Each row by its own number of masks."""
-    sampling = resolve("Dream", steps=steps, gen_len=40, eps=eps, remasking=name)
     masked = torch.arange(43)[None] >= 43 - torch.tensor(masks)[:, None]
     confidence = -torch.rand(masked.shape, generator=torch.Generator().manual_seed(steps))
-    filled = fill(ScheduledRemasking(sampling, noise(len(masks))), masked, steps, confidence)
+    strategy = scheduled(masked, steps=steps, gen_len=40, eps=eps, remasking=name)
+    filled = fill(strategy, masked, steps, confidence)
     for row, count in enumerate(masks):
         chosen = [step[row] for step in filled]
         assert [int(step.sum()) for step in chosen] == dream_law(count, steps, eps)
@@ -126,16 +134,15 @@ def test_dream_fills_what_its_schedule_says(masks: list[int], steps: int, eps: f
 
 def test_dream_with_as_many_steps_as_tokens() -> None:
     """The known consequence of the truncation: nothing in the first step, two in the last."""
-    sampling = resolve("Dream", steps=128, gen_len=128)
     masked = torch.ones(1, 128, dtype=torch.bool)
-    filled = fill(ScheduledRemasking(sampling, noise()), masked, 128, torch.rand(1, 128))
+    filled = fill(scheduled(steps=128, gen_len=128), masked, 128, torch.rand(1, 128))
     assert [int(step.sum()) for step in filled] == [0] + [1] * 126 + [2]
 
 
 def test_origin_fills_each_position_with_its_probability() -> None:
     """With U < 1 - s/t at each of five steps every position is as likely to fall into any of them."""
-    sampling = resolve("Dream", steps=5, gen_len=2000, eps=0.0, remasking="origin")
-    filled = fill(ScheduledRemasking(sampling, noise()), torch.ones(1, 2000, dtype=torch.bool), 5, torch.ones(1, 2000))
+    strategy = scheduled(steps=5, gen_len=2000, eps=0.0, remasking="origin")
+    filled = fill(strategy, torch.ones(1, 2000, dtype=torch.bool), 5, torch.ones(1, 2000))
     counts = torch.stack(filled).sum(-1)[:, 0]
     assert int(counts.sum()) == 2000
     assert (counts - 400).abs().max() < 4 * (2000 * 0.2 * 0.8) ** 0.5
@@ -144,14 +151,14 @@ def test_origin_fills_each_position_with_its_probability() -> None:
 def test_alg_temp_draws_without_replacement_from_the_softmax() -> None:
     """One of three positions and then one of the other two, under confidence / alg_temp = log(4, 2, 1)."""
     rows = 4000
-    sampling = resolve("Dream", steps=2, gen_len=3, eps=0.0, remasking="maskgit_plus", alg_temp=0.5)
+    options: dict[str, Any] = dict(steps=2, gen_len=3, eps=0.0, remasking="maskgit_plus", alg_temp=0.5)
     confidence = 0.5 * torch.tensor([4.0, 2.0, 1.0]).log().expand(rows, 3)
     masked, positions = torch.ones(rows, 3, dtype=torch.bool), torch.arange(3).expand(rows, 3)
-    first = ScheduledRemasking(sampling, noise(rows)).choose(confidence, masked, positions, 0)
+    first = scheduled(rows=rows, **options).choose(confidence, masked, positions, 0, None)
     assert (first.sum(-1) == 1).all()
     torch.testing.assert_close(first.float().mean(0), torch.tensor([4 / 7, 2 / 7, 1 / 7]), atol=0.03, rtol=0)
-    other = ScheduledRemasking(sampling, noise(rows, seed=1))
-    second = other.choose(confidence, masked & ~first, positions, 0)[first[:, 0]]
+    other = scheduled(rows=rows, seed=1, **options)
+    second = other.choose(confidence, masked & ~first, positions, 0, None)[first[:, 0]]
     torch.testing.assert_close(second.float().mean(0), torch.tensor([0.0, 2 / 3, 1 / 3]), atol=0.04, rtol=0)
 
 
@@ -196,9 +203,10 @@ def test_temperature_leaves_the_confidence_alone() -> None:
 def test_temperature_one_draws_from_the_softmax(family: str) -> None:
     rows = 4000
     sampling = resolve(family, gen_len=4, block_len=4, temperature=1.0)
-    strategy: Remasking = ScheduledRemasking(sampling, noise(rows))
+    every = torch.ones(rows, 4, dtype=torch.bool)
+    strategy: Remasking = ScheduledRemasking(sampling, every, noise(rows))
     if family != "Dream":
-        strategy = BlockwiseRemasking(sampling, (EOS, EOT), torch.ones(rows, 4, dtype=torch.bool), noise(rows))
+        strategy = BlockwiseRemasking(sampling, (EOS, EOT), every, every, noise(rows))
     tokens, _ = strategy.propose(LOGITS.expand(rows, 4, 4), torch.arange(4).expand(rows, 4), 0)
     drawn = torch.nn.functional.one_hot(tokens, 4).double().mean(0)
     assert (drawn - LOGITS[0].softmax(-1)).abs().max() < 0.035
@@ -241,7 +249,8 @@ def test_eos_eot_last_keeps_end_tokens_for_the_end(temperature: float) -> None:
 
 def test_an_option_about_end_tokens_needs_them() -> None:
     sampling = resolve("LLaDA", gen_len=4, block_len=4, confidence_eos_eot_inf=True)
-    strategy = BlockwiseRemasking(sampling, (EOS, None), torch.ones(1, 4, dtype=torch.bool), noise())
+    every = torch.ones(1, 4, dtype=torch.bool)
+    strategy = BlockwiseRemasking(sampling, (EOS, None), every, every, noise())
     with pytest.raises(InputError, match="names no end token"):
         proposal(strategy)
 
@@ -257,7 +266,7 @@ def test_dreams_confidences() -> None:
     p = shares(2, 0, 0, 1)
     expected = {"maskgit_plus": p[0], "topk_margin": p[0] - p[3], "entropy": sum(x * math.log(x) for x in p)}
     for name, value in expected.items():
-        strategy = ScheduledRemasking(resolve("Dream", gen_len=4, remasking=name), noise())
+        strategy = scheduled(gen_len=4, remasking=name)
         tokens, confidence = proposal(strategy)
         assert tokens == [2, 0, 1, 3]
         assert confidence[1] == pytest.approx(value, abs=1e-6)
@@ -266,7 +275,7 @@ def test_dreams_confidences() -> None:
 def test_top_p_and_top_k_change_the_confidence_but_not_the_token() -> None:
     """0.61, 0.22, 0.08, 0.08: the second crosses 0.7 and is kept."""
     for options, kept in (({"top_p": 0.7}, (2, 1)), ({"top_k": 1}, (2,)), ({"top_p": 0.99, "top_k": 2}, (2, 1))):
-        strategy = ScheduledRemasking(resolve("Dream", gen_len=4, remasking="maskgit_plus", **options), noise())
+        strategy = scheduled(gen_len=4, remasking="maskgit_plus", **options)
         tokens, confidence = proposal(strategy)
         assert tokens[1] == 0
         assert confidence[1] == pytest.approx(shares(*kept)[0])
