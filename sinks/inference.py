@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,9 +21,10 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from tqdm import tqdm
 
+from sinks.background import Background
 from sinks.errors import InputError
 from sinks.files import ensure_memory, ensure_space, existing_part
-from sinks.observer import Step
+from sinks.observer import Step, on_host
 from sinks.plan import Plan, Settings
 from sinks.processes import processes
 from sinks.provenance import provenance
@@ -30,7 +32,8 @@ from sinks.runs import Array, Run, create_run, discard, is_done, run_name, unfin
 from sinks.samplers import denoise
 from sinks.writer import SampleWriter
 
-_COPIES = 3  # of the patterns at once: while rows are joined, layers are stacked, padding is taken off
+_WAITING = 1  # steps that wait to be written, beside the one that is
+_COPIES = 4 + _WAITING  # of the patterns at once: rows are joined, layers stacked, padding is taken off, it is written
 
 
 @dataclass(frozen=True)
@@ -152,16 +155,24 @@ def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
             for row, index in enumerate(batch)
         ]
         items = [plan.settings.offset + index for index in batch]
-        for step in denoise(plan.lm, canvas, plan.sampling, plan.capture, plan.masking, items):
-            for writer, arrays in zip(writers, _rows(step, keep), strict=True):
-                writer.step(step.index, **arrays)
-            speed = _speed(plan, batch, step.index + 1, perf_counter() - started)
-            bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
-            bar.update()
+        with Background(partial(_write_step, writers, keep), _WAITING) as writing:
+            for step in denoise(plan.lm, canvas, plan.sampling, plan.capture, plan.masking, items):
+                writing.put(on_host(step))
+                speed = _speed(plan, batch, step.index + 1, perf_counter() - started)
+                bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+                bar.update()
         tokens = step.tokens.cpu().numpy()
         seconds = perf_counter() - started
         for row, (index, writer) in enumerate(zip(batch, writers, strict=True)):
             writer.finish(_describe(plan, index, tokens[row, keep[row]].tolist(), batch, seconds))
+
+
+def _write_step(writers: Sequence[SampleWriter], keep: Array, copied: tuple[Step, torch.cuda.Event | None]) -> None:
+    step, event = copied
+    if event is not None:
+        event.synchronize()
+    for writer, arrays in zip(writers, _rows(step, keep), strict=True):
+        writer.step(step.index, **arrays)
 
 
 def _speed(plan: Plan, batch: range, steps: int, seconds: float) -> float:
@@ -186,7 +197,7 @@ def _rows(step: Step, keep: Array) -> Iterator[dict[str, Any]]:
 
 
 def _numpy(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.cpu().numpy()
+    return None if tensor is None else tensor.numpy()
 
 
 def _square(pattern: Array, size: int) -> Array:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,22 @@ class Step:
     blocked: Tensor | None = None
     value_norm: Tensor | None = None
     patterns: Tensor | None = None
+
+
+def on_host(step: Step) -> tuple[Step, torch.cuda.Event | None]:
+    """A copy of the step in host memory, on its way: complete when the event is, or at once without one.
+
+    On CUDA it goes to pinned memory while the next step already runs.
+    """
+    named = {field.name: getattr(step, field.name) for field in fields(step)}
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    moved: dict[str, Any] = {name: value.to("cpu", non_blocking=True) for name, value in tensors.items()}
+    copied = replace(step, **moved)
+    if not step.tokens.is_cuda:
+        return copied, None
+    event = torch.cuda.Event()
+    event.record()
+    return copied, event
 
 
 def checked(steps: Iterable[Step]) -> Iterator[Step]:

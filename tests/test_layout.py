@@ -15,7 +15,7 @@ PACKAGE = ROOT / "sinks"
 
 # From the bottom up. A module imports from its own layer and those below it; a new module needs a place here.
 LAYERS = [
-    {"commandline", "errors", "tokens"},
+    {"background", "commandline", "errors", "tokens"},
     {"answers", "detection", "diagnosis", "files", "noise", "processes", "provenance", "trajectories"},
     {"attention", "checkpoints", "families", "fused", "kernels", "masking", "models", "recording"},
     {

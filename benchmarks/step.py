@@ -1,0 +1,139 @@
+"""One denoising step of an 8B model: the plain loop beside ours, with and without capture, blocking and a CUDA graph.
+
+    python benchmarks/step.py --out step.json
+    python benchmarks/step.py --shape Dream-7B --lengths 512 2048 --temperatures 0 1
+
+The plain loop is what LLaDA's authors publish: torch's own attention, logits of all positions, no graph, nothing
+captured. Every case is measured in turn, several rounds; the medians are shown. Weights are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from plain import plain_steps
+from shapes import SHAPES, parameters, random_model
+from tqdm import tqdm
+
+import sinks
+from sinks import replay
+from sinks.models import LanguageModel
+from sinks.observer import Step
+from sinks.remasking import resolve
+from sinks.samplers import denoise, lay_out
+
+BANDWIDTH, PRODUCTS = 4.55e12, 790e12  # bytes and FLOP a second of an H200, as measured with a copy and a large product
+BLOCK, WARM, TIMED = 32, 6, 10
+MASKING = sinks.SinkMasking(top_k=1)
+CASES = ("plain loop", "ours", "ours, capture", "ours, capture and blocking", "ours, capture, no graph")
+
+
+@contextmanager
+def no_graph() -> Iterator[None]:
+    before = replay._obstacle
+    replay._obstacle = lambda model: "this benchmark says so"
+    try:
+        yield
+    finally:
+        replay._obstacle = before
+
+
+def steps_of(case: str, lm: LanguageModel, length: int, temperature: float) -> Iterator[Step | None]:
+    gen_len = min(256, length // 2)
+    prompt = torch.randint(0, 1000, (length - gen_len,), generator=torch.Generator().manual_seed(0)).tolist()
+    blocks = {} if lm.spec.family == "Dream" else {"block_len": BLOCK}
+    sampling = resolve(lm.spec.family, gen_len=gen_len, temperature=temperature, **blocks)
+    canvas = lay_out(lm, [prompt], sampling)
+    if case == "plain loop":
+        yield from plain_steps(lm, canvas.tokens, sampling)
+        return
+    capture = sinks.Capture() if "capture" in case else None
+    masking = MASKING if "blocking" in case else None
+    if "no graph" in case:
+        with no_graph():
+            yield from denoise(lm, canvas, sampling, capture, masking)
+    else:
+        yield from denoise(lm, canvas, sampling, capture, masking)
+
+
+def seconds_a_step(steps: Iterator[Step | None]) -> float:
+    """Median over steps after the warm-up, with the device idle before and after each."""
+    times = []
+    for number in range(WARM + TIMED):
+        torch.cuda.synchronize()
+        began = perf_counter()
+        next(steps)
+        torch.cuda.synchronize()
+        if number >= WARM:
+            times.append(perf_counter() - began)
+    return median(times)
+
+
+def peak_over_weights(run: Callable[[], float]) -> tuple[float, float]:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    return run(), (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def measure(lm: LanguageModel, length: int, temperature: float, rounds: int) -> list[dict[str, float | str]]:
+    times: dict[str, list[float]] = {case: [] for case in CASES}
+    peaks: dict[str, float] = {}
+    for _ in range(rounds):
+        for case in CASES:
+            run = steps_of(case, lm, length, temperature)
+            seconds, peaks[case] = peak_over_weights(lambda run=run: seconds_a_step(run))  # type: ignore[misc]
+            times[case].append(seconds)
+    middle = {case: median(found) for case, found in times.items()}
+    products = 2 * parameters(lm) * length / PRODUCTS
+    weights = 2 * parameters(lm) / BANDWIDTH
+    limit = max(products, weights)
+    return [
+        {
+            "S": length,
+            "temperature": temperature,
+            "case": case,
+            "ms": 1e3 * seconds,
+            "of_plain_loop": seconds / middle["plain loop"],
+            "share_of_limit": limit / seconds,
+            "peak_gib_over_weights": peaks[case],
+        }
+        for case, seconds in middle.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="LLaDA-8B")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    lm = random_model(given.shape, given.attention, given.layers)
+    rows = []
+    for length in tqdm(given.lengths, desc="lengths"):
+        for temperature in given.temperatures:
+            rows += measure(lm, length, temperature, given.rounds)
+            for row in rows[-len(CASES) :]:
+                tqdm.write(
+                    f"S {row['S']:5}  T {row['temperature']:g}  {row['case']:28}{row['ms']:8.2f} ms"
+                    f"{row['of_plain_loop']:8.2f} of the plain loop{100 * row['share_of_limit']:6.0f} % of the limit"
+                    f"{row['peak_gib_over_weights']:7.2f} GiB over the weights"
+                )
+    if given.out:
+        device = torch.cuda.get_device_name()
+        given.out.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
