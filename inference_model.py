@@ -51,7 +51,7 @@ def parse() -> dict[str, Any]:
     sampling.add_argument("--temperature", type=float, help="0 (default): always the most probable token")
     sampling.add_argument("--cfg_scale", type=float, help="classifier-free guidance (default: 0, none)")
     sampling.add_argument("--remasking", help="which tokens a step keeps (default: the family's)")
-    sampling.add_argument("--batch_size", type=int, help="samples together (default: 1)")
+    sampling.add_argument("--batch_size", type=whole_or_auto, help="samples together (default: 1), or auto: what fits")
     sampling.add_argument("--seed", type=int, help="default: 0")
     sampling.add_argument("--top_p", type=float, help="Dream: keep the most probable tokens up to this sum")
     sampling.add_argument("--top_k", type=int, help="Dream: keep so many tokens")
@@ -67,6 +67,12 @@ def parse() -> dict[str, Any]:
     sinks.add_argument("--mask_sinks", type=int, metavar="K", help="block the K strongest sinks of the last step")
     sinks.add_argument("--mask_epsilon", type=float, help="sink threshold of --mask_sinks (default: 0)")
     return vars(parser.parse_args())
+
+
+def whole_or_auto(text: str) -> int | str:
+    if text != "auto" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto")
+    return text if text == "auto" else int(text)
 
 
 @exits_cleanly

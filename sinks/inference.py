@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -24,13 +25,16 @@ from tqdm import tqdm
 from sinks.background import Background
 from sinks.errors import InputError
 from sinks.files import ensure_memory, ensure_space, existing_part
+from sinks.fitting import largest_batch
 from sinks.observer import Step, on_host
 from sinks.plan import Plan, Settings
 from sinks.processes import processes
 from sinks.provenance import provenance
-from sinks.runs import Array, Run, create_run, discard, is_done, run_name, unfinished, update_states
+from sinks.runs import Array, Run, create_run, cut_batches, discard, is_done, run_name, unfinished, update_states
 from sinks.samplers import denoise
 from sinks.writer import SampleWriter
+
+_log = logging.getLogger(__name__)
 
 _WAITING = 1  # steps that wait to be written, beside the one that is
 _COPIES = 4 + _WAITING  # of the patterns at once: rows are joined, layers stacked, padding is taken off, it is written
@@ -55,8 +59,10 @@ def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence
     if processes().is_main_process:
         try:
             existing = existing_part(runs_dir)
-            folder = _create(plan, runs_dir, command) if resumed is None else _reopen(plan, resumed)
-            outcome = [Launch(folder, unfinished(folder, plan.batches), existing)]
+            size = plan.settings.batch_size
+            batches = cut_batches(len(plan.prompts), size if isinstance(size, int) else largest_batch(plan))
+            folder = _create(plan, batches, runs_dir, command) if resumed is None else _reopen(plan, resumed)
+            outcome = [Launch(folder, unfinished(folder, batches), existing)]
         except InputError as error:
             outcome = [error]
     [result] = broadcast_object_list(outcome)
@@ -66,9 +72,9 @@ def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence
     return result
 
 
-def _create(plan: Plan, runs_dir: Path, command: Sequence[str]) -> Path:
+def _create(plan: Plan, batches: Sequence[range], runs_dir: Path, command: Sequence[str]) -> Path:
     ensure_space(runs_dir, plan.nbytes)
-    ensure_memory(_COPIES * plan.pattern_nbytes, "the attention patterns of one step")
+    ensure_memory(_COPIES * plan.pattern_nbytes(batches), "the attention patterns of one step")
     sampling = plan.sampling
     name = run_name(sampling.steps, sampling.gen_len, sampling.block_len)
     return create_run(runs_dir, name, _manifest(plan, command))
@@ -133,15 +139,35 @@ def fill(plan: Plan, launch: Launch) -> None:
     try:
         with tqdm(total=len(mine) * plan.sampling.steps, unit="step", disable=not state.is_main_process) as bar:
             for batch in mine:
-                _write_batch(plan, launch.folder, batch, bar)
+                _write_as_fits(plan, launch.folder, batch, bar)
     except Exception:
-        if not any(is_done(launch.folder, index) for batch in plan.batches for index in batch):
+        if not any(is_done(launch.folder, index) for index in range(len(plan.prompts))):
             discard(launch.folder, launch.existing)
         raise
     state.wait_for_everyone()
     if state.is_main_process:
         update_states(launch.folder)
     state.destroy_process_group()
+
+
+def _write_as_fits(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
+    """A batch, or its halves one after the other where the GPU's memory does not hold it; the results are the same."""
+    before = bar.n
+    try:
+        return _write_batch(plan, folder, batch, bar)
+    except torch.OutOfMemoryError:
+        if len(batch) == 1:
+            raise InputError(
+                f"sample {batch[0]} ({plan.layouts[batch[0]].length} positions) does not fit into the GPU's memory: "
+                "lower --gen_len, use --dtype bfloat16, or spread the model over more GPUs"
+            ) from None
+    torch.cuda.empty_cache()
+    _log.warning("%d samples do not fit into the GPU's memory together; going on with halves", len(batch))
+    bar.total += plan.sampling.steps
+    bar.update(before - bar.n)
+    middle = len(batch) // 2
+    for half in (batch[:middle], batch[middle:]):
+        _write_as_fits(plan, folder, half, bar)
 
 
 def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:

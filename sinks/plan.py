@@ -1,4 +1,4 @@
-"""From settings to a run that can start: everything is checked, the model is loaded, every batch is laid out."""
+"""From settings to a run that can start: everything is checked, the model is loaded, every sample is laid out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sinks import checkpoints, families, models, remasking
 from sinks.attention import Capture
 from sinks.commandline import parse_indices
 from sinks.detection import check_epsilon
-from sinks.errors import InputError
+from sinks.errors import InputError, is_whole
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
 from sinks.remasking import Sampling
-from sinks.runs import cut_batches, evenly_spaced
+from sinks.runs import evenly_spaced
 from sinks.samplers import Canvas, lay_out
 from sinks.writer import Layout
 
@@ -45,7 +45,7 @@ class Settings:
     top_k: int | None = None
     alg_temp: float | None = None
     eps: float | None = None
-    batch_size: int = 1
+    batch_size: int | str = 1
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
@@ -61,7 +61,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None or (name == "batch_size" and value == "auto"):
+                continue
+            if not is_whole(value) or value < 1:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
         if self.offset < 0:
             raise InputError(f"offset is {self.offset}; it must be 0 or more")
@@ -75,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that can start: all that the settings lead to. ``layouts`` has one entry per prompt."""
+    """A run that can start: all that the settings lead to. ``ids`` and ``layouts`` have one entry per prompt."""
 
     settings: Settings
     prompts: list[Prompt]
@@ -83,8 +85,7 @@ class Plan:
     sampling: Sampling
     capture: Capture
     masking: SinkMasking | None
-    batches: list[range]
-    canvases: list[Canvas]
+    ids: list[list[int]]
     layouts: list[Layout]
 
     @property
@@ -92,19 +93,19 @@ class Plan:
         """What the run takes on the disk."""
         return sum(layout.nbytes for layout in self.layouts)
 
-    @property
-    def pattern_nbytes(self) -> int:
+    def pattern_nbytes(self, batches: Sequence[range]) -> int:
         """What the patterns of one step take in memory, where they are kept."""
         if self.capture.patterns == "none":
             return 0
-        return max(sum(_float32_pattern(self.layouts[i]) for i in batch) for batch in self.batches)
+        return max(sum(_float32_pattern(self.layouts[i]) for i in batch) for batch in batches)
 
-    def canvas(self, batch: range) -> Canvas:
-        return self.canvases[self.batches.index(batch)]
+    def canvas(self, batch: Sequence[int]) -> Canvas:
+        """Where the generation of these samples together starts."""
+        return lay_out(self.lm, [self.ids[i] for i in batch], self.sampling)
 
 
 def plan(settings: Settings, device: str | None = None) -> Plan:
-    """Check all that can be checked, load the model, and lay out every batch; nothing is written.
+    """Check all that can be checked, load the model, and lay out every sample; nothing is written.
 
     Args:
         device: this process's own, where the settings leave it open.
@@ -126,12 +127,10 @@ def plan(settings: Settings, device: str | None = None) -> Plan:
     )
     steps = evenly_spaced(settings.attention_steps, sampling.steps)
     capture = Capture(layers=layers, heads=heads, steps=steps, patterns=PATTERNS[settings.attention])
-    batches = cut_batches(len(prompts), settings.batch_size)
-    encoded = [lm.encode(prompt.text) for prompt in prompts]
-    canvases = [lay_out(lm, [encoded[i] for i in batch], sampling) for batch in batches]
-    lengths = [int(length) for canvas in canvases for length in canvas.valid.sum(-1)]
-    layouts = [_layout(lm.spec, sampling, capture, length) for length in lengths]
-    return Plan(settings, prompts, lm, sampling, capture, masking, batches, canvases, layouts)
+    ids = [lm.encode(prompt.text) for prompt in prompts]
+    canvas = lay_out(lm, ids, sampling)  # all together, only to see that they can be
+    layouts = [_layout(lm.spec, sampling, capture, int(length)) for length in canvas.valid.sum(-1)]
+    return Plan(settings, prompts, lm, sampling, capture, masking, ids, layouts)
 
 
 def _family(settings: Settings) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import write_dream, write_llada, write_llama
 
 import inference_model
@@ -123,6 +124,47 @@ def test_batches_change_nothing(cli: Cli, llada: Path, questions: Path) -> None:
         a, b = (sample.incoming().astype(np.float16) for sample in (one, other))
         assert np.all(np.abs(a.astype(np.float32) - b.astype(np.float32)) <= np.spacing(np.maximum(a, b)))
         np.testing.assert_allclose(one.pattern(7, 2), other.pattern(7, 2), atol=1e-3)
+
+
+def test_samples_that_do_not_fit_together_go_in_halves(
+    cli: Cli, llada: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of five, two and one fit and three do not; memory runs out in the middle of a generation."""
+    expected = cli(llada, "--dataset", questions, *SHORT, "--batch_size", 2)
+    really, tried = inference.denoise, []
+
+    def denoise(lm: Any, canvas: Any, *rest: Any) -> Iterator[Any]:
+        tried.append(len(canvas.tokens))
+        for step in really(lm, canvas, *rest):
+            if len(canvas.tokens) > 2 and step.index == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            yield step
+
+    monkeypatch.setattr(inference, "denoise", denoise)
+    run = cli(llada, "--dataset", questions, *SHORT, "--batch_size", 5)
+    assert tried == [5, 2, 3, 1, 2]
+    assert caplog.text.count("going on with halves") == 2
+    for one, other in zip(run.samples, expected.samples, strict=True):
+        np.testing.assert_array_equal(one.tokens(), other.tokens())
+
+
+def test_a_sample_that_does_not_fit_is_named(
+    run_in: Any, llada: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denoise(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(inference, "denoise", denoise)
+    with pytest.raises(SystemExit, match="2"):
+        run_in(llada, "--dataset", questions, *SHORT)
+    assert "sample 0 (" in capsys.readouterr().err
+    assert not list(Path.cwd().glob("runs/*"))
+
+
+def test_the_largest_batch_is_one_on_a_cpu(cli: Cli, llada: Path, questions: Path) -> None:
+    run = cli(llada, "--dataset", questions, *SHORT, "--batch_size", "auto")
+    assert run.manifest["settings"]["batch_size"] == "auto"
+    assert [sample.info["timings"]["samples_together"] for sample in run.samples] == [1] * 5
 
 
 def test_a_part_of_the_layers_and_heads(cli: Cli, llada: Path) -> None:
@@ -279,6 +321,7 @@ BAD = [
     (("LLADA", "--steps", "0"), "steps is 0; it must be 1 or more"),
     (("LLADA", "--num_samples", "0"), "num_samples is 0; it must be 1 or more"),
     (("LLADA", "--batch_size", "-1"), "batch_size is -1; it must be 1 or more"),
+    (("LLADA", "--batch_size", "some"), "'some' is neither a whole number nor auto"),
     (("LLADA", "--attention_steps", "0"), "attention_steps is 0"),
     (("LLADA", "--steps", "x"), "argument --steps: invalid int value: 'x'"),
     (("LLADA", "--step", "1"), "unrecognized arguments: --step 1"),

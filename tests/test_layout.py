@@ -33,6 +33,7 @@ LAYERS = [
     },
     {
         "evaluation",
+        "fitting",
         "harness",
         "inference",
         "plan",
