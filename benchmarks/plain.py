@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sinks.models import LanguageModel
-from sinks.remasking import Sampling
+from sinks.sampling import Sampling
 
 
 @torch.no_grad()

@@ -26,8 +26,8 @@ import sinks
 from sinks import replay
 from sinks.models import LanguageModel
 from sinks.observer import Step
-from sinks.remasking import resolve
 from sinks.samplers import denoise, lay_out
+from sinks.sampling import resolve
 
 BANDWIDTH, PRODUCTS = 4.55e12, 790e12  # bytes and FLOP a second of an H200, as measured with a copy and a large product
 BLOCK, WARM, TIMED = 32, 6, 10

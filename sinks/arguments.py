@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sinks import checkpoints, likelihood, models, remasking
+from sinks import checkpoints, likelihood, models
+from sinks import sampling as sampler
 from sinks.commandline import parse_indices
 from sinks.errors import InputError, is_whole
 from sinks.families import AUTOREGRESSIVE
 from sinks.masking import FIELDS, SinkMasking
-from sinks.remasking import Sampling
+from sinks.sampling import Sampling
 
 LLADA_SCRIPT, DREAM_SCRIPT, AUTOREGRESSIVE_SCRIPT = "llada_dist", "dream", AUTOREGRESSIVE
 FAMILIES_OF = {
@@ -28,7 +29,7 @@ FAMILIES_OF = {
 _CHECKPOINT = ("model_path", "pretrained")
 _LOAD = ("family", "revision", "device", "dtype", "attention", "trust_remote_code")
 _IDS = ("mask_token_id", "eos_token_id", "eot_token_id", "pad_token_id")
-_SYNONYMS = {"mask_id": "mask_token_id", "cfg": "cfg_scale", **remasking.SYNONYMS}
+_SYNONYMS = {"mask_id": "mask_token_id", "cfg": "cfg_scale", **sampler.SYNONYMS}
 _PLAIN_MASKING = ("epsilon", "exclude_self", "mask_sink_ratio")  # as the LLaDA script spells them
 _LISTS = ("sink_layers", "sink_heads", "sink_steps")
 _COUNTS = ("batch_size", "max_length", "mc_num")
@@ -138,7 +139,7 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
         if name in _IDS and value is not None and not (is_whole(value) and value >= 0):
             raise InputError(f"{name}={value!r} must be a token id, a whole number of 0 or more")
         if name in _COUNTS:
-            remasking.check_count(name, int(value) if str(value).isdecimal() else value)
+            sampler.check_count(name, int(value) if str(value).isdecimal() else value)
     likelihood.check_types(given.get("nll_type", "mc"), given.get("log_type", "ftb"))
 
 
@@ -148,7 +149,7 @@ def _check_known(script: str, family: str, given: Mapping[str, Any]) -> None:
         masking += _PLAIN_MASKING
     neutral = _NEUTRAL.get(script, {})
     own = [*_DEFAULTS[script], "batch_size", "max_batch_size", "answers"]
-    known = [*_CHECKPOINT, *_LOAD, *_IDS, *_SYNONYMS, *remasking.settings_of(family), *masking, *own, *neutral]
+    known = [*_CHECKPOINT, *_LOAD, *_IDS, *_SYNONYMS, *sampler.settings_of(family), *masking, *own, *neutral]
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise InputError(f"unknown model_args: {', '.join(unknown)}; known are {', '.join(sorted(set(known)))}")
@@ -158,11 +159,11 @@ def _check_known(script: str, family: str, given: Mapping[str, Any]) -> None:
 
 
 def _sampling(family: str, script: str, values: Mapping[str, Any]) -> Sampling:
-    chosen = {name: values[name] for name in remasking.settings_of(family) if name in values}
+    chosen = {name: values[name] for name in sampler.settings_of(family) if name in values}
     if script == LLADA_SCRIPT:
         chosen["block_len"] = chosen.get("block_len") or chosen["gen_len"]
     # The masking object says it all; the name alone must not bring one back where it is switched off.
-    return replace(remasking.resolve(family, **chosen), sink_masked=False)
+    return replace(sampler.resolve(family, **chosen), sink_masked=False)
 
 
 def _masking(values: Mapping[str, Any]) -> SinkMasking | None:
@@ -174,7 +175,7 @@ def _masking(values: Mapping[str, Any]) -> SinkMasking | None:
     if fields.get("steps") is not None:
         fields["steps"] = tuple(fields["steps"])
     masking = SinkMasking(**fields)  # also where it is off, so that a wrong value is never passed over
-    named = str(values.get("remasking", "")).endswith(remasking.SINK_MASKED)
+    named = str(values.get("remasking", "")).endswith(sampler.SINK_MASKED)
     asked = any(name.startswith("sink_") for name in values)
     if not values.get("enable_sink_masking", named or asked):
         return None

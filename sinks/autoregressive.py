@@ -19,7 +19,8 @@ from sinks.models import LanguageModel
 from sinks.noise import Noise, gumbel
 from sinks.observer import Observer, Seen, Step
 from sinks.recording import columns
-from sinks.remasking import Sampling, restrict
+from sinks.remasking import restrict
+from sinks.sampling import Sampling
 
 UNWRITTEN = -1
 

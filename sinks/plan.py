@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sinks import checkpoints, families, models, remasking
+from sinks import checkpoints, families, models
 from sinks.attention import Capture
 from sinks.commandline import parse_indices
 from sinks.detection import check_epsilon
 from sinks.errors import InputError, is_whole
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
-from sinks.remasking import Sampling
 from sinks.runs import evenly_spaced
 from sinks.samplers import Canvas, lay_out
+from sinks.sampling import Sampling, resolve
 from sinks.writer import Layout
 
 PATTERNS = {"incoming": "none", "mean": "mean", "full": "full"}  # what --attention says, as Capture says it
@@ -144,7 +144,7 @@ def _family(settings: Settings) -> tuple[str, str]:
 def _sampling(settings: Settings, family: str) -> Sampling:
     options = {name: getattr(settings, name) for name in _SAMPLING}
     given = {name: getattr(settings, name) for name in _FAMILY_OPTIONS}
-    return remasking.resolve(family, **options, **{name: v for name, v in given.items() if v is not None})
+    return resolve(family, **options, **{name: v for name, v in given.items() if v is not None})
 
 
 def _masking(settings: Settings, sampling: Sampling) -> SinkMasking | None:

@@ -17,9 +17,10 @@ from sinks.models import LanguageModel
 from sinks.noise import Noise
 from sinks.observer import Observer, Seen, Step, checked
 from sinks.recording import columns
-from sinks.remasking import BlockwiseRemasking, Extent, Remasking, Sampling, ScheduledRemasking
-from sinks.remasking import resolve as resolve
+from sinks.remasking import BlockwiseRemasking, Extent, Remasking, ScheduledRemasking
 from sinks.replay import Replayed
+from sinks.sampling import Sampling
+from sinks.sampling import resolve as resolve
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def generate(
         capture, masking: what to record and what to block (None: nothing).
         items: which item of a data set each row is; random draws belong to (seed, item). Default: 0, 1, …
         settings: ``steps``, ``gen_len``, ``block_len``, ``temperature``, ``cfg_scale``, ``remasking``, ``seed`` and
-            the family's own, see :func:`sinks.remasking.resolve`. The default number of steps is ``gen_len``.
+            the family's own, see :func:`sinks.sampling.resolve`. The default number of steps is ``gen_len``.
 
     Raises:
         InputError: a setting that cannot be used, an unknown mask id, a prompt longer than the model's positions.

@@ -27,6 +27,7 @@ LAYERS = [
         "replay",
         "runs",
         "samplers",
+        "sampling",
         "style",
         "tiny",
         "writer",

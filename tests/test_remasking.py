@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sinks.errors import InputError
 from sinks.noise import Noise
-from sinks.remasking import REMASKING, BlockwiseRemasking, Remasking, ScheduledRemasking, resolve, restrict
+from sinks.remasking import BlockwiseRemasking, Remasking, ScheduledRemasking, restrict
+from sinks.sampling import REMASKING, resolve
 
 EOS, EOT = 1, 2
 
