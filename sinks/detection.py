@@ -20,6 +20,7 @@ Array = Any  # numpy.ndarray or torch.Tensor; array_api_compat makes the two spe
 NORMALIZATIONS = ("sum", "mean")
 VISIBILITIES = ("raw", "per_query")
 SCOPES = ("head", "layer", "model")
+_FEW = 16  # up to so many are searched one after the other
 FEWEST_QUERIES = 8  # visibility="per_query" leaves out keys that fewer queries can see
 
 
@@ -76,22 +77,38 @@ def above(strength: Array, keys: Array, epsilon: float) -> Array:
     return keys & (n > 1) & (c > others + epsilon)
 
 
-def select(strength: Array, candidates: Array, budget: Array) -> Array:
+def select(strength: Array, candidates: Array, budget: Array, most: int | None = None) -> Array:
     """The ``budget`` strongest candidates of every row; ties go to the lower position.
 
     Args:
-        strength: (..., S) float.
+        strength: (..., S) float, finite where there is a candidate.
         candidates: (..., S) bool.
         budget: (..., 1) integer, how many to take.
+        most: no budget is larger, if that is known: a few are found many times faster than all are sorted.
 
     Returns:
         bool (..., S).
     """
     xp = array_api_compat.array_namespace(strength)
-    lowest = xp.full_like(strength, -math.inf)
-    order = xp.argsort(-xp.where(candidates, strength, lowest), axis=-1, stable=True)
+    left = xp.where(candidates, strength, xp.full_like(strength, -math.inf))
+    if most is not None and most <= _FEW:
+        return _strongest_few(left, budget, most)
+    order = xp.argsort(-left, axis=-1, stable=True)
     rank = xp.argsort(order, axis=-1, stable=True)
     return candidates & (rank < budget)
+
+
+def _strongest_few(left: Array, budget: Array, most: int) -> Array:
+    """One after the other; minus infinity is no candidate, or no more."""
+    xp = array_api_compat.array_namespace(left)
+    positions = xp.arange(left.shape[-1], device=array_api_compat.device(left))
+    chosen = xp.zeros_like(left, dtype=xp.bool)
+    for taken in range(most):
+        best = xp.argmax(left, axis=-1, keepdims=True)  # the first of equals
+        here = (positions == best) & (left > -math.inf) & (taken < budget)
+        chosen = chosen | here
+        left = xp.where(here, xp.full_like(left, -math.inf), left)
+    return chosen
 
 
 def budget(sinks: Array, mask_sink_ratio: float = 1.0, top_k: int | None = None) -> Array:

@@ -144,13 +144,13 @@ def blocked_keys(
     sinks = detection.above(strength, keys, masking.epsilon)
     most = valid.sum(-1)[:, None, None] - 1
     count = torch.minimum(detection.budget(sinks, masking.mask_sink_ratio, masking.top_k), most)
-    chosen = detection.select(strength, sinks, count)
+    chosen = detection.select(strength, sinks, count, masking.top_k)
     if masking.control == "bottom":
-        chosen = detection.select(-strength, keys, count)
+        chosen = detection.select(-strength, keys, count, masking.top_k)
     elif masking.control == "random":
         positions = (valid.cumsum(-1) - 1).clamp_min(0)  # counted without padding, so that a row draws as if alone
         shape = (judged.shape[0], judged.shape[1], judged.shape[2], judged.shape[3])
-        chosen = detection.select(noise.over_keys(step, shape, positions), keys & ~chosen, count)
+        chosen = detection.select(noise.over_keys(step, shape, positions), keys & ~chosen, count, masking.top_k)
     return chosen & _where(masking, layers, heads, chosen.device)
 
 

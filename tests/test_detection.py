@@ -284,7 +284,11 @@ def test_select_is_a_stable_sort(values: list[int], count: int) -> None:
     order = sorted(range(len(values)), key=lambda j: (-values[j], j))[:count]
     for make in MAKERS:
         everything = make(np.ones(len(values), dtype=bool))
-        taken = detection.select(make(np.asarray(values, dtype=float)), everything, make(np.asarray([count])))
+        strength, budget = make(np.asarray(values, dtype=float)), make(np.asarray([count]))
+        taken = detection.select(strength, everything, budget)
+        for most in (count, count + 1):  # found one after the other: the same
+            few = detection.select(strength, everything, budget, most)
+            assert np.array_equal(np.asarray(few), np.asarray(taken))
         assert [j for j, chosen in enumerate(bits(taken)) if chosen] == sorted(order)
 
 

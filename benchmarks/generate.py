@@ -1,0 +1,121 @@
+"""Whole generations: the plain loop, ours, ours with everything stored in a run folder, and dumping every pattern.
+
+    python benchmarks/generate.py --out generate.json
+    python benchmarks/generate.py --length 2048 --steps 64
+
+"Stored" is what inference_model.py does: incoming attention of all layers and heads at every step, as safetensors.
+The pattern dump copies every pattern as float16 to host memory and writes nothing; a few steps are timed and scaled up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import torch
+from plain import plain_steps
+from shapes import SHAPES, random_model
+from torch import Tensor
+
+from sinks import Capture, inference
+from sinks.checkpoints import tokenizer_in
+from sinks.families import LLADA, MODELS
+from sinks.models import LanguageModel
+from sinks.plan import Plan, Settings
+from sinks.prompts import Prompt
+from sinks.samplers import Canvas, denoise, lay_out
+from sinks.sampling import Sampling, resolve
+from sinks.writer import Layout
+
+DUMPED = 4  # steps of the pattern dump
+
+
+def seconds(run: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return perf_counter() - began
+
+
+def drain(steps: Iterator[object]) -> None:
+    for _ in steps:
+        pass
+
+
+def stored(lm: LanguageModel, canvas: Canvas, sampling: Sampling, capture: Capture) -> None:
+    """The run of one sample, through the same code as the command line."""
+    ids, spec = canvas.tokens[0, : canvas.prompt_lengths[0]].tolist(), lm.spec
+    layout = Layout(
+        sampling.steps, canvas.tokens.shape[1], range(spec.layers), range(spec.heads), spec.layers, spec.heads
+    )
+    prompt = Prompt("benchmark", "random tokens")
+    plan = Plan(Settings("benchmark"), [prompt], lm, sampling, capture, None, [ids], [layout])
+    with TemporaryDirectory() as folder:
+        inference.fill(plan, inference.open_run(plan, Path(folder), None, ["benchmarks/generate.py"]))
+
+
+@torch.no_grad()
+def dumped(lm: LanguageModel, tokens: Tensor) -> None:
+    """Every pattern of some steps, as anyone would get them: materialised, float16, host memory."""
+    before = lm.model.config._attn_implementation
+    lm.model.set_attn_implementation("eager")
+    try:
+        for _ in range(DUMPED):
+            patterns = lm.model(tokens.to(lm.device), use_cache=False, output_attentions=True).attentions
+            _ = [pattern.half().cpu() for pattern in patterns]
+    finally:
+        lm.model.set_attn_implementation(before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="LLaDA-8B")
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    lm = random_model(given.shape, given.attention, given.layers)
+    lm.tokenizer = tokenizer_in(Path(MODELS["tiny"][1]), LLADA, False)
+    blocks = {} if lm.spec.family == "Dream" else {"block_len": min(32, given.steps)}
+    sampling = resolve(lm.spec.family, gen_len=given.steps, temperature=given.temperature, **blocks)
+    drawn = torch.Generator().manual_seed(0)
+    prompt = torch.randint(0, 1000, (given.length - given.steps,), generator=drawn).tolist()
+    canvas, capture = lay_out(lm, [prompt], sampling), Capture()
+    cases: dict[str, Callable[[], None]] = {
+        "plain loop": lambda: drain(plain_steps(lm, canvas.tokens, sampling)),
+        "ours": lambda: drain(denoise(lm, canvas, sampling)),
+        "ours, captured, not stored": lambda: drain(denoise(lm, canvas, sampling, capture)),
+        "ours, captured and stored": lambda: stored(lm, canvas, sampling, capture),
+    }
+    for case in cases.values():  # warm-up: compilers and libraries
+        case() if given.steps <= 16 else None
+    drain(islice(denoise(lm, canvas, sampling, capture), 3))
+    times: dict[str, list[float]] = {name: [] for name in [*cases, "every pattern dumped (scaled up)"]}
+    for _ in range(given.rounds):
+        for name, case in cases.items():
+            times[name].append(seconds(case))
+        each = seconds(lambda: dumped(lm, canvas.tokens)) / DUMPED
+        times["every pattern dumped (scaled up)"].append(each * sampling.steps)
+    middle = {name: median(found) for name, found in times.items()}
+    for name, found in middle.items():
+        print(f"S {given.length}  {name:36}{found:9.2f} s{found / middle['plain loop']:8.2f} of the plain loop")
+    share = middle["ours, captured and stored"] / middle["ours"]
+    print(f"stored against not stored: {share:.3f}")
+    if given.out:
+        rows = [{"case": name, "seconds": found} for name, found in middle.items()]
+        given.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "S": given.length, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
