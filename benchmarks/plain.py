@@ -6,6 +6,7 @@ Attention is torch's own, logits of all positions are computed, and each step is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,20 +15,36 @@ from sinks.models import LanguageModel
 from sinks.sampling import Sampling
 
 
-@torch.no_grad()
-def plain_steps(lm: LanguageModel, tokens: Tensor, sampling: Sampling) -> Iterator[None]:
-    """Low-confidence remasking, one token a step; nothing is reported."""
-    model, mask = lm.model, torch.tensor(lm.spec.mask_token_id, device=lm.device)
-    before = model.config._attn_implementation
-    tokens = tokens.to(lm.device)
-    start = tokens.shape[1] - sampling.gen_len
+@contextmanager
+def published(lm: LanguageModel) -> Iterator[None]:
+    """The model with torch's own attention, both ways, uncompiled; the rotation in its own dtype, which is faster."""
+    model = lm.model
+    ours, hooks = model.config._attn_implementation, model.model.rotary_emb._forward_pre_hooks
+    kept, compiled = dict(hooks), {layer: layer._compiled_call_impl for layer in model.model.layers}
     model.set_attn_implementation("sdpa")
+    hooks.clear()
     for module in model.modules():
         if hasattr(module, "is_causal"):
             module.is_causal = False  # type: ignore[assignment]
+    for layer in compiled:
+        layer._compiled_call_impl = None
     try:
+        yield
+    finally:
+        model.set_attn_implementation(ours)
+        hooks.update(kept)
+        for layer, implementation in compiled.items():
+            layer._compiled_call_impl = implementation
+
+
+@torch.no_grad()
+def plain_steps(lm: LanguageModel, tokens: Tensor, sampling: Sampling) -> Iterator[None]:
+    """Low-confidence remasking, one token a step; nothing is reported."""
+    mask, tokens = torch.tensor(lm.spec.mask_token_id, device=lm.device), tokens.to(lm.device)
+    start = tokens.shape[1] - sampling.gen_len
+    with published(lm):
         for step in range(sampling.steps):
-            logits = model(tokens, use_cache=False).logits
+            logits = lm.model(tokens, use_cache=False).logits
             if lm.spec.shift == "next":
                 logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
             proposal = _drawn(logits, sampling.temperature).argmax(-1)
@@ -38,8 +55,6 @@ def plain_steps(lm: LanguageModel, tokens: Tensor, sampling: Sampling) -> Iterat
             best = confidence.topk(1).indices
             tokens = tokens.scatter(1, best, proposal.gather(1, best))
             yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _drawn(logits: Tensor, temperature: float) -> Tensor:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from sinks.attention import NAME, Probe
 from sinks.families import DREAM, LLADA, Family
-from sinks.models import LanguageModel, Spec
+from sinks.models import LanguageModel, Spec, compile_layers, gains_from_compiling
 
 SHAPES: dict[str, tuple[Family, dict[str, Any]]] = {
     "LLaDA-8B": (
@@ -65,8 +65,10 @@ def random_model(shape: str, attention: str, layers: int | None = None, seed: in
     _fill(model, torch.Generator("cuda").manual_seed(seed))
     if family.rotary_float32:
         model.model.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
-    probe = Probe(attention)
+    probe = Probe("fused" if attention == "auto" else attention)
     probe.attach(model)
+    if gains_from_compiling(model, probe):
+        compile_layers(model)
     spec = Spec(
         family.name,
         family.shift,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -45,7 +45,7 @@ def no_graph() -> Iterator[None]:
         replay._obstacle = before
 
 
-def steps_of(case: str, lm: LanguageModel, length: int, temperature: float) -> Iterator[Step | None]:
+def steps_of(case: str, lm: LanguageModel, length: int, temperature: float) -> Generator[Step | None, None, None]:
     gen_len = min(256, length // 2)
     prompt = torch.randint(0, 1000, (length - gen_len,), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = {} if lm.spec.family == "Dream" else {"block_len": BLOCK}
@@ -63,35 +63,27 @@ def steps_of(case: str, lm: LanguageModel, length: int, temperature: float) -> I
         yield from denoise(lm, canvas, sampling, capture, masking)
 
 
-def seconds_a_step(steps: Iterator[Step | None]) -> float:
-    """Median over steps after the warm-up, with the device idle before and after each."""
-    times = []
-    for number in range(WARM + TIMED):
+def timed(steps: Generator[Step | None, None, None]) -> tuple[float, float, float]:
+    """Median seconds of a step after the warm-up, seconds of the first, peak GiB beside the weights."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, times = torch.cuda.memory_allocated(), []
+    for _ in range(WARM + TIMED):
         torch.cuda.synchronize()
         began = perf_counter()
         next(steps)
         torch.cuda.synchronize()
-        if number >= WARM:
-            times.append(perf_counter() - began)
-    return median(times)
-
-
-def peak_over_weights(run: Callable[[], float]) -> tuple[float, float]:
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    return run(), (torch.cuda.max_memory_allocated() - before) / 2**30
+        times.append(perf_counter() - began)
+    steps.close()
+    return median(times[WARM:]), times[0], (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def measure(lm: LanguageModel, length: int, temperature: float, rounds: int) -> list[dict[str, float | str]]:
-    times: dict[str, list[float]] = {case: [] for case in CASES}
-    peaks: dict[str, float] = {}
+    found: dict[str, list[tuple[float, float, float]]] = {case: [] for case in CASES}
     for _ in range(rounds):
         for case in CASES:
-            run = steps_of(case, lm, length, temperature)
-            seconds, peaks[case] = peak_over_weights(lambda run=run: seconds_a_step(run))  # type: ignore[misc]
-            times[case].append(seconds)
-    middle = {case: median(found) for case, found in times.items()}
+            found[case].append(timed(steps_of(case, lm, length, temperature)))
+    middle = {case: median(seconds for seconds, _, _ in of) for case, of in found.items()}
     products = 2 * parameters(lm) * length / PRODUCTS
     weights = 2 * parameters(lm) / BANDWIDTH
     limit = max(products, weights)
@@ -103,7 +95,8 @@ def measure(lm: LanguageModel, length: int, temperature: float, rounds: int) -> 
             "ms": 1e3 * seconds,
             "of_plain_loop": seconds / middle["plain loop"],
             "share_of_limit": limit / seconds,
-            "peak_gib_over_weights": peaks[case],
+            "peak_gib_over_weights": max(peak for _, _, peak in found[case]),
+            "first_step_s": found[case][0][1],
         }
         for case, seconds in middle.items()
     ]

@@ -225,6 +225,21 @@ def attention(
     Returns:
         (B, Q, H, D) in the dtype of ``value``, and None (patterns go to the Probe).
     """
+    # float32 where the rotary embedding was (models.py); here a compiler can make one kernel of both.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return _observed(module, query, key, value, attention_mask, scaling, options), None
+
+
+@torch.compiler.disable  # what a Probe asks for is Python's business
+def _observed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Visible | Tensor | None,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> Tensor:
     changed = [name for name in _OTHER_MATHEMATICS if options.get(name) is not None]
     if changed:
         raise InputError(f"this model's attention uses {changed[0]}, which this version does not compute")
@@ -234,12 +249,11 @@ def attention(
     probe: Probe = module.probe  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 where the rotary embedding was (models.py)
     output, seen = PATHS[probe.compute](query, key, value, scale, visible, probe.ask, layer)
     if probe.ask.value_norm:
         seen.value_norm = value.float().norm(dim=-1).repeat_interleave(query.shape[1] // key.shape[1], 1)
     probe.seen[layer] = seen
-    return output, None
+    return output
 
 
 def reference(

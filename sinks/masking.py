@@ -161,8 +161,8 @@ def _where(masking: SinkMasking, layers: int, heads: int, device: torch.device) 
         if indices is None:
             return torch.ones(count, dtype=torch.bool, device=device)
         mask = torch.zeros(count, dtype=torch.bool, device=device)
-        for index in indices:  # one by one: a list of indices would make the device wait for the host
-            mask[index] = True
+        for index in indices:
+            mask[index].fill_(True)  # a list of indices, or True as a tensor, would make the device wait for the host
         return mask
 
     return chosen(masking.layers, layers)[:, None, None, None] & chosen(masking.heads, heads)[None, None, :, None]

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sinks import attention as seam
+from sinks import fused as fused  # is among the ways to compute attention from then on
 from sinks.checkpoints import (
     FILES,
     folder_of,
@@ -149,7 +150,7 @@ def load(
     known = known_family(family or named_family, official, folder)
     target = _device(device) if device_map is None else device_map
     kind = _dtype(dtype, on_cpu=isinstance(target, str) and target.split(":")[0] == "cpu")
-    probe = seam.Probe(_path(attention))
+    probe = seam.Probe(_path(attention, target))
     model = _model(folder, official, known, target, kind)
     probe.attach(model)
     if known is None:
@@ -157,6 +158,8 @@ def load(
     elif known.rotary_float32:
         # The embedding looks at its input's dtype only; in float32 it rotates as the official code does.
         model.model.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    if known is not None and gains_from_compiling(model, probe):
+        compile_layers(model)
     tokenizer = tokenizer_in(folder, known, trust_remote_code)
     given = {
         "mask_token_id": mask_token_id,
@@ -166,6 +169,23 @@ def load(
     }
     spec = _spec(model, known, official, tokenizer, given)
     return LanguageModel(model, tokenizer, spec, probe, source, found_revision)
+
+
+def gains_from_compiling(model: PreTrainedModel, probe: seam.Probe) -> bool:
+    """Whether the elementwise parts (norms, rotation, gates) are worth a compiler: 16 bits on a single GPU.
+
+    Measured with LLaDA-8B's shape on an H200: a step takes 0.77 of the time at 512 positions, 0.80 at 2,048. float32 is
+    for comparisons with the official code, and stays as it is.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    on_one_gpu = len(devices) == 1 and devices.pop().type == "cuda"
+    return probe.compute == "fused" and on_one_gpu and model.dtype != torch.float32
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each decoder layer around its attention, once for all; the first step then takes some seconds more."""
+    for layer in model.model.layers:
+        layer.compile()
 
 
 def check(device: str = "auto", dtype: str = "auto", attention: str = "auto") -> None:
@@ -197,10 +217,14 @@ def _dtype(name: str, on_cpu: bool) -> str | torch.dtype:
     return DTYPES[name]
 
 
-def _path(name: str) -> str:
+def _path(name: str, target: str | dict[str, Any] = "cpu") -> str:
+    """The way to compute attention; "auto" is ours for CUDA wherever that may be the device."""
     if name != "auto" and name not in seam.PATHS:
         raise InputError(f"unknown attention path {name!r}; use one of auto, {', '.join(seam.PATHS)}")
-    return "chunked" if name == "auto" else name
+    if name != "auto":
+        return name
+    on_cpu = isinstance(target, str) and target.split(":")[0] == "cpu"
+    return "chunked" if on_cpu or not torch.cuda.is_available() else "fused"
 
 
 def _model(

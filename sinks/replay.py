@@ -44,7 +44,13 @@ class Replayed(Generic[Kind]):
             self.ran.add(kind)
             return self.work(kind)
         if kind not in self.recordings:
-            self.recordings[kind] = self._record(kind)
+            try:
+                self.recordings[kind] = self._record(kind)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self._run_plainly(str(error).partition("\n")[0])
+                return self.work(kind)
         graph, outputs = self.recordings[kind]
         graph.replay()
         return _owned(outputs)
