@@ -64,7 +64,11 @@ def sample_folder(run: Path, index: int) -> Path:
 
 
 def is_done(run: Path, index: int) -> bool:
-    return (sample_folder(run, index) / "sample.json").exists()
+    """Whether the sample is there and can be read; a damaged ``sample.json`` is no sample, so that resuming mends it."""
+    try:
+        return isinstance(read_json(sample_folder(run, index) / "sample.json"), dict)
+    except InputError:
+        return False
 
 
 def cut_batches(count: int, batch_size: int) -> list[range]:

@@ -239,6 +239,14 @@ def test_resuming_ends_like_an_unbroken_run(finished: Run, run_in: Callable[...,
     assert redone == bool({2, 3} & set(missing))  # a batch is redone as a whole, the others are left alone
 
 
+@pytest.mark.parametrize("content", [b"", b'{"index": 1', b"\xff\xff", b"[1, 2]"])
+def test_a_damaged_sample_is_made_again(finished: Run, run_in: Callable[..., None], content: bytes) -> None:
+    expected = contents(finished.path)
+    (finished.path / "sample_001" / "sample.json").write_bytes(content)
+    run_in("--resume", finished.path)
+    assert contents(finished.path) == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

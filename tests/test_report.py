@@ -471,6 +471,7 @@ def test_numbers_of_a_token(browser: Any, tmp_path: Path) -> None:
             f"{others + 3:.3f}",
             "yes",
         ]
+        page.mouse.move(0, 0)  # a pointer that rests on a token shows it again whenever the page moves below it
         page.locator(".token[data-position='0']").focus()
         page.keyboard.press("ArrowRight")
         assert page.evaluate("document.activeElement.dataset.position") == "1"
