@@ -64,7 +64,7 @@ def sample_folder(run: Path, index: int) -> Path:
 
 
 def is_done(run: Path, index: int) -> bool:
-    """Whether the sample is there and can be read; a damaged ``sample.json`` is no sample, so that resuming mends it."""
+    """Whether the sample is there whole; one with a damaged ``sample.json`` is not, so that resuming mends it."""
     try:
         return isinstance(read_json(sample_folder(run, index) / "sample.json"), dict)
     except InputError:
