@@ -55,9 +55,31 @@ def chosen(run: Run, samples: Sequence[int] | None) -> list[Sample]:
     wanted = planned if samples is None else [index for index in samples if index in planned]
     missing = [index for index in wanted if index not in done]
     if missing:
-        names = ", ".join(map(str, missing))
+        names = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         print(f"{run.path}: sample {names} not finished, left out; --resume makes it", file=sys.stderr)
     return [done[index] for index in wanted if index in done]
+
+
+def check_samples(runs: Sequence[Run], samples: Sequence[int] | None) -> None:
+    """InputError for a sample that is in none of the runs."""
+    planned = {sample["index"] for run in runs for sample in run.manifest["samples"]}
+    absent = sorted(set(samples or ()) - planned)
+    if absent and planned:
+        raise InputError(f"sample {absent[0]} is in no run of this model: they have {min(planned)} to {max(planned)}")
+
+
+def counterparts(samples: Sequence[Sample], other: Run) -> tuple[list[Sample], list[Sample]]:
+    """The samples that another run has too, and its own; a damaged one is named and left out with its pair."""
+    beside = {sample.index: sample for sample in other.samples}
+    pairs = []
+    for sample in samples:
+        if sample.index in beside:
+            try:
+                beside[sample.index].check()
+                pairs.append((sample, beside[sample.index]))
+            except InputError as error:
+                print(f"error: {error}", file=sys.stderr)
+    return [mine for mine, _ in pairs], [theirs for _, theirs in pairs]
 
 
 def draw_run(run: Run, samples: Sequence[Sample], options: Options, pool: Executor | None) -> list[Sample]:
@@ -84,16 +106,24 @@ def draw_run(run: Run, samples: Sequence[Sample], options: Options, pool: Execut
     return whole
 
 
-def report_run(run: Run, samples: Sequence[Sample], epsilon: float, compared: Path | None) -> None:
-    """One page of the run's samples, each beside the same one of the other run, if there is one."""
-    pair = None
-    if compared is not None:
-        other = Run(compared)
-        beside = {sample.index: sample for sample in other.samples}
-        samples = [sample for sample in samples if sample.index in beside]
-        pair = (other, [beside[sample.index] for sample in samples])
+def report_run(run: Run, samples: list[Sample], epsilon: float, other: Run | None) -> int:
+    """One page of the run's samples, each beside the same one of the other run, if there is one.
+
+    Returns how many of the other run's samples could not be read.
+    """
+    pair, broken = None, 0
+    if other is not None:
+        common = {sample.index for sample in other.samples} & {sample.index for sample in samples}
+        samples, theirs = counterparts(samples, other)
+        broken, pair = len(common) - len(theirs), (other, theirs)
+        if any(mine.prompt != yours.prompt for mine, yours in zip(samples, theirs, strict=True)):
+            print(f"{other.path} has other prompts than {run.path}: samples are paired by number", file=sys.stderr)
+    if not samples:
+        print(f"no report of {run.path}: no sample of it can be shown", file=sys.stderr)
+        return broken
     write_report(run, run.path / "report.html", samples, epsilon, pair)
     print(f"report          {run.path / 'report.html'}")
+    return broken
 
 
 def draw_all(
@@ -128,6 +158,14 @@ def runs_of(model: str, runs_dir: Path) -> tuple[list[Run], int]:
     return mine, len(folders) - len(runs)
 
 
+def check_common(runs: Sequence[Run], other: Run) -> None:
+    """InputError if another run has no finished sample of those to be shown beside it."""
+    theirs = {sample.index for sample in other.samples}
+    for run in runs:
+        if not theirs & {sample.index for sample in run.samples}:
+            raise InputError(f"{other.path} and {run.path} have no finished sample in common, so cannot be compared")
+
+
 @exits_cleanly
 def main() -> None:
     logging.basicConfig(format="%(message)s")
@@ -135,19 +173,35 @@ def main() -> None:
     check_epsilon(given.epsilon)
     wanted = parse_indices("samples", given.samples)
     options = options_of(given)
+    other = None if given.compare is None else Run(given.compare)
     runs, broken = runs_of(given.model, given.runs_dir)
+    check_samples(runs, wanted)
+    if other is not None:
+        check_common(runs, other)
     samples = [chosen(run, wanted) for run in runs]
     for of_run in samples:
         gallery.check_layers(of_run, options.layers)
-    with gallery.processes(given.processes) as pool:
-        for run, of_run in zip(runs, samples, strict=True):
-            whole = draw_run(run, of_run, options, pool)
-            broken += len(of_run) - len(whole)
-            print(f"plots           {run.path / 'plots'}")
-            if whole and (given.report or given.compare):
-                report_run(run, whole, given.epsilon, given.compare)
+    try:
+        with gallery.processes(given.processes) as pool:
+            for run, of_run in zip(runs, samples, strict=True):
+                broken += draw_and_report(run, of_run, options, pool, given.report or other is not None, other)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
     if broken:
         raise SystemExit(1)
+
+
+def draw_and_report(
+    run: Run, samples: Sequence[Sample], options: Options, pool: Executor | None, report: bool, other: Run | None
+) -> int:
+    """Returns how many samples could not be read."""
+    whole = draw_run(run, samples, options, pool)
+    broken = len(samples) - len(whole)
+    if whole:
+        print(f"plots           {run.path / 'plots'}")
+        broken += report_run(run, whole, options.epsilon, other) if report else 0
+    return broken
 
 
 if __name__ == "__main__":

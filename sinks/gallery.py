@@ -14,8 +14,9 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def sample_jobs(run: Run, counted: Counts, options: Options) -> list[Job]:
 
 def run_jobs(run: Run, counts: Sequence[Counts], tables: Mapping[str, Sequence[Row]], options: Options) -> list[Job]:
     """Every figure over all samples that were counted, of their tables."""
-    folder, title = run.path / "plots", f"{_model(run)}, {len(counts)} samples, epsilon {options.epsilon:g}"
+    folder, title = run.path / "plots", f"{_model(run)}, {count_of(len(counts), 'sample')}, epsilon {options.epsilon:g}"
     return [(folder / f"{name}{options.suffix}", draw) for name, draw in _pooled_figures(counts, tables, title)]
 
 
@@ -83,6 +84,14 @@ def processes(count: int | None) -> AbstractContextManager[Executor | None]:
 def _begin_process() -> None:
     logging.basicConfig(format="%(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to handle
+    Thread(target=_end_with_the_first_process, daemon=True).start()
+
+
+def _end_with_the_first_process() -> None:
+    first = parent_process()
+    if first is not None:
+        first.join()
+        os._exit(1)
 
 
 def draw(jobs: Sequence[Job], since: int, pool: Executor | None) -> Iterator[Path]:
@@ -112,9 +121,16 @@ def drawn_since(folder: Path, settings: Mapping[str, Any], force: bool) -> int:
     record = folder / "drawn_with.json"
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if force or not record.exists() or read_json(record) != settings:
+    if force or not _recorded(record, settings):
         write_json(record, settings)
     return record.stat().st_mtime_ns
+
+
+def _recorded(record: Path, settings: Mapping[str, Any]) -> bool:
+    try:
+        return bool(read_json(record) == settings)
+    except InputError:  # there is none yet, or it is damaged
+        return False
 
 
 def text_axis(run: Run, sample: Sample) -> TextAxis:
@@ -132,14 +148,18 @@ def _figures(counted: Counts, text: TextAxis, title: str, options: Options) -> F
         "incoming_layers",
         partial(heatmaps.incoming_grid, means.swapaxes(0, 1), names, text, title=f"{title}: mean over heads"),
     )
-    yield "over_steps", partial(_over_steps, counted, title=title)
+    above = f", epsilon {options.epsilon:g}"
+    yield "over_steps", partial(_over_steps, counted, title=title + above)
     for layer in _layers(sample, options):
         i, of = sample.layers.index(layer), f"layer_{layer:02d}"
         heads, here = _numbered("head", sample.heads), f"{title}, layer {layer}"
         yield f"incoming_{of}", partial(heatmaps.incoming_map, means[:, i], text, title=f"{here}: mean over heads")
         yield f"heads_{of}", partial(_heads, sample, layer, heads, text, title=here)
-        paths = counted.positions[:, i].swapaxes(0, 1)
-        yield f"strongest_{of}", partial(heatmaps.strongest_paths, paths, heads, text, title=f"{here}: strongest sink")
+        paths, strongest = counted.positions[:, i].swapaxes(0, 1), f"{here}: strongest sink{above}"
+        yield (
+            f"strongest_{of}",
+            partial(heatmaps.strongest_paths, paths, heads, text, title=strongest),
+        )
 
 
 def _pattern_figures(sample: Sample, text: TextAxis, title: str, options: Options) -> Figures:
@@ -251,6 +271,10 @@ def _unmasking(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def _numbered(what: str, numbers: Sequence[int]) -> list[str]:
     return [f"{what} {number}" for number in numbers]
+
+
+def count_of(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _model(run: Run) -> str:

@@ -126,7 +126,8 @@ def layer_head_map(
     width = max(wide + 0.8, 3.2)
     figure = new_figure(width, high + 1.6, title)
     axis = figure.subplots()
-    colours = value_colours(values, wrapped(label, width), diverging)
+    known = wrapped(label, width) + ("\ngrey: no value" if np.isnan(values).any() else "")
+    colours = value_colours(values, known, diverging)
     picture(axis, values, lambda cells: colours.paint(np.asarray(cells)), values.shape)
     for side, numbers, inches in ((axis.xaxis, heads, wide), (axis.yaxis, layers, high)):
         at = range(0, len(numbers), every(len(numbers), min(MOST_LABELS, inches / 0.17)))

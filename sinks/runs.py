@@ -5,8 +5,8 @@ A sample is done when its ``sample.json`` is there, which :mod:`sinks.writer` wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from sinks.errors import InputError
 from sinks.files import existing_part, explained, read_json, write_json
+from sinks.schema import manifest_problem, sample_problem
 
 SCHEMA_VERSION = 1
 
@@ -118,11 +119,15 @@ class Run:
                 f"{self.path} has schema version {version}, too old to be read; make the run again, or use the version "
                 "of sinks that made it"
             )
+        problem = manifest_problem(self.manifest)
+        if problem:
+            raise InputError(f"{self.path / 'manifest.json'} is damaged: {problem}")
 
     @cached_property
     def samples(self) -> list[Sample]:
         """The samples that are done, in order."""
         folders = [file.parent for file in self.path.glob("sample_*/sample.json")]
+        folders = [folder for folder in folders if folder.name.removeprefix("sample_").isdecimal()]  # no copies
         return sorted((Sample(folder) for folder in folders), key=lambda sample: sample.index)
 
 
@@ -138,6 +143,30 @@ class Sample:
         """All of sample.json."""
         info: dict[str, Any] = read_json(self.folder / "sample.json")
         return info
+
+    def check(self) -> None:
+        """InputError, naming the file, unless everything of the sample is there and fits together."""
+        described = sample_problem(self.info)
+        if described:
+            raise InputError(f"{self.folder / 'sample.json'} is damaged: {described}")
+        length, kept = len(self.tokens_text), (len(self.layers), len(self.heads))
+        expected: dict[str, dict[str, tuple[int | None, ...]]] = {
+            "incoming": {"incoming": (self.steps, *kept, length), "blocked": (self.steps, None, None)},
+            "trajectory": {
+                "tokens": (self.steps + 1, length),
+                "confidence": (self.steps, length),
+                "unmasked_at": (length,),
+            },
+        }
+        for file, tensors in expected.items():
+            path = self.folder / f"{file}.safetensors"
+            with _opened(path) as opened:
+                for name, shape in tensors.items():
+                    found = tuple(opened.get_slice(name).get_shape())
+                    if len(found) != len(shape) or any(w not in (None, f) for w, f in zip(shape, found, strict=True)):
+                        raise InputError(f"{path} is damaged: {name} has the shape {found}, expected {shape}")
+                    if 0 in found[:1]:
+                        raise InputError(f"{path} is damaged: {name} holds no step")
 
     @property
     def prompt(self) -> str:
@@ -245,8 +274,12 @@ class Sample:
         return kept.index(number)
 
     def _kept(self, what: str) -> list[int]:
-        with _opened(self.folder / "incoming.safetensors") as file:
-            return [int(number) for number in file.metadata()[what].split(",")]
+        path = self.folder / "incoming.safetensors"
+        with _opened(path) as file:
+            numbers = (file.metadata() or {}).get(what, "").split(",")
+        if not all(number.isdecimal() for number in numbers):
+            raise InputError(f"{path} is damaged: it does not say which {what} it keeps")
+        return [int(number) for number in numbers]
 
     def _read(self, file: str, name: str, index: tuple[int | slice, ...]) -> Array:
         path = self.folder / f"{file}.safetensors"
@@ -256,10 +289,11 @@ class Sample:
             return np.asarray(opened.get_slice(name)[index])
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
-        with explained("read", path):
-            return safe_open(path, framework="numpy")
+        with explained("read", path), safe_open(path, framework="numpy") as file:
+            yield file
     except SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}); --resume cannot mend it, make the sample again") from error
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from sinks import trajectories as tr
 from sinks.detection import DEFINITIONS, detect, detect_as
+from sinks.errors import InputError
 from sinks.files import write_text
 from sinks.runs import Array, Run, Sample, evenly_spaced
 from sinks.tokens import CLASSES, token_class
@@ -66,7 +67,19 @@ def classes(run: Run, sample: Sample) -> Array:
 
 
 def count(run: Run, sample: Sample, epsilon: float) -> Counts:
-    """Read a sample once, one layer at a time."""
+    """Read a sample once, one layer at a time.
+
+    Raises:
+        InputError: the sample is damaged; it is named.
+    """
+    sample.check()
+    try:
+        return _count(run, sample, epsilon)
+    except InputError as error:
+        raise InputError(str(error) if str(sample.folder) in str(error) else f"{sample.folder}: {error}") from error
+
+
+def _count(run: Run, sample: Sample, epsilon: float) -> Counts:
     kinds, unmasked_at = classes(run, sample), sample.unmasked_at
     causal = run.manifest["spec"]["attention"] == "causal"
     layers = [
@@ -80,7 +93,8 @@ def count(run: Run, sample: Sample, epsilon: float) -> Counts:
     lived = {name: np.stack([layer[name] for layer in layers]) for name in ("survived", "mortal")}
     summed = {name: sum(layer[name] for layer in layers) for name in ("by_class", "around", "leaving", "histogram")}
     definitions = {name: sum(layer["definitions"][name] for layer in layers) for name in layers[0]["definitions"]}
-    definitions["sink-aware-pruning"] = _tally(detect_as("sink-aware-pruning", means.mean(1)))
+    pooled = means.mean(1)
+    definitions["sink-aware-pruning"] = _tally(detect_as("sink-aware-pruning", pooled), pooled)
     return Counts(sample, **stacked, **lived, **summed, definitions=definitions, means=means)
 
 
@@ -110,12 +124,13 @@ def _by_definition(c: Array, epsilon: float, causal: bool) -> dict[str, Array]:
     """All but sink-aware pruning, which judges the mean over layers and heads."""
     options: dict[str, dict[str, Any]] = {"moving-sinks": {"epsilon": epsilon}, "attention-sink": {"causal": causal}}
     names = [name for name in DEFINITIONS if name != "sink-aware-pruning"]
-    return {name: _tally(detect_as(name, c, **options.get(name, {}))) for name in names}
+    return {name: _tally(detect_as(name, c, **options.get(name, {})), c) for name in names}
 
 
-def _tally(sinks: Array) -> Array:
+def _tally(sinks: Array, c: Array) -> Array:
+    """Tokens flagged, keys there are, heads with one, heads."""
     heads = sinks.any(-1)
-    return np.array([sinks.sum(), sinks.size, heads.sum(), heads.size])
+    return np.array([sinks.sum(), (~np.isnan(c)).sum(), heads.sum(), heads.size])
 
 
 # Tables

@@ -20,6 +20,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib import font_manager
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LogNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
@@ -161,7 +162,10 @@ def save(figure: Figure, path: Path, about: str) -> Figure:
     if path.suffix not in metadata:
         raise InputError(f"{path} cannot be written: the name of a picture ends in {', '.join(metadata)}")
     with explained("write", path), replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], metadata=metadata[path.suffix])
+        if path.suffix == ".png":  # savefig would draw everything twice
+            FigureCanvasAgg(figure).print_png(temporary, metadata=texts, pil_kwargs={"compress_level": 4})
+        else:
+            figure.savefig(temporary, format=path.suffix[1:], metadata=metadata[path.suffix])
     return figure
 
 

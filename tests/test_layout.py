@@ -16,7 +16,7 @@ PACKAGE = ROOT / "sinks"
 # From the bottom up. A module imports from its own layer and those below it; a new module needs a place here.
 LAYERS = [
     {"background", "commandline", "errors", "tokens"},
-    {"answers", "detection", "diagnosis", "files", "noise", "processes", "provenance", "trajectories"},
+    {"answers", "detection", "diagnosis", "files", "noise", "processes", "provenance", "schema", "trajectories"},
     {"attention", "checkpoints", "families", "fused", "kernels", "masking", "models", "recording"},
     {
         "arguments",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from PIL import Image
 from synthetic_runs import HEADS, LAYERS, planted, write_run
 
 import plots_creation
@@ -173,6 +179,9 @@ def test_no_ffmpeg_gives_a_gif_and_says_so(
         (("tiny", "runs", "--format", "gif"), "invalid choice"),
         (("tiny", "runs", "--layers", "0,7"), "layer 7 is not in"),
         (("tiny", "runs", "--processes", "0"), "1 or more"),
+        (("tiny", "runs", "--samples", "0,99"), "sample 99 is in no run of this model: they have 0 to 0"),
+        (("tiny", "runs", "--compare", "nowhere"), "nowhere is not a run folder"),
+        (("tiny", "runs", "--compare", "empty_run"), "no finished sample in common"),
     ],
 )
 def test_bad_input(
@@ -185,6 +194,8 @@ def test_bad_input(
     empty = tmp_path / "empty"
     empty.mkdir()
     write_run(tmp_path / "runs")
+    write_run(tmp_path, "empty_run")
+    shutil.rmtree(tmp_path / "empty_run" / "sample_000")
     monkeypatch.chdir(empty if arguments[1] == "." else tmp_path)
     assert draw(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
@@ -197,3 +208,25 @@ def test_a_single_step_and_a_single_token(tmp_path: Path, monkeypatch: pytest.Mo
     assert draw(monkeypatch, "tiny", tmp_path, "--no_video") == 0
     [head] = rows(run / "plots" / "heads.csv")
     assert head["sinks_per_step"] == "0" and head["displacement_per_step"] == "" and head["dwell_steps"] == ""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sent: sent.name)
+def test_a_stopped_command_leaves_nothing_behind(sent: signal.Signals, tmp_path: Path) -> None:
+    """Neither a half-written picture under its own name nor a process; the same command then goes on."""
+    run = write_run(tmp_path, incoming=[planted(32, 60, 8, 8)])
+    command = [sys.executable, plots_creation.__file__, "tiny", str(tmp_path), "--processes", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not list((run / "plots").glob("*/*.png")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    if sent is signal.SIGINT:
+        assert process.returncode == 130 and "the same command goes on" in said
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+    for picture in (run / "plots").glob("*/*.png"):
+        Image.open(picture).load()

@@ -428,11 +428,11 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     draw(tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
 
-    def half(self: Figure, name: Path, **_: Any) -> None:
+    def half(self: FigureCanvasAgg, name: Path, **_: Any) -> None:
         name.write_bytes(b"half")
         raise RuntimeError
 
-    monkeypatch.setattr(Figure, "savefig", half)
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", half)
     with pytest.raises(RuntimeError):
         draw(tmp_path / "a.png", "another title")
     assert (tmp_path / "a.png").read_bytes() == before

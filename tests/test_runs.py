@@ -37,7 +37,12 @@ LAYOUT = Layout(
 
 
 def manifest(samples: int = 2, model: str = "tiny") -> dict[str, Any]:
-    return {"model": model, "samples": [{"index": i, "state": "missing"} for i in range(samples)]}
+    return {
+        "model": model,
+        "sampling": {"gen_len": 3, "block_len": 3},
+        "spec": {"attention": "full", "mask_token_id": 9},
+        "samples": [{"index": i, "state": "missing"} for i in range(samples)],
+    }
 
 
 class Written(NamedTuple):

@@ -31,7 +31,8 @@ def write(run: Path, index: int, final: list[int], text: str, reference: str | N
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     samples = [{"index": i} for i in range(4)]
-    folder = create_run(tmp_path, "run", {"samples": samples, "spec": {"mask_token_id": MASK}})
+    spec, sampling = {"attention": "full", "mask_token_id": MASK}, {"gen_len": 6, "block_len": 6}
+    folder = create_run(tmp_path, "run", {"model": "tiny", "sampling": sampling, "samples": samples, "spec": spec})
     write(folder, 0, [1] * 10, "so\n#### 1,200", "#### 1200")
     write(folder, 1, [1] * 9 + [MASK], " ", "#### 7")
     write(folder, 2, [MASK] + [1] * 9, "x", None)  # a mask token of the prompt is nobody's fault
