@@ -6,6 +6,7 @@ several processes, each of which holds one at a time.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -59,10 +60,12 @@ def sample_jobs(run: Run, counted: Counts, options: Options) -> list[Job]:
     folder = run.path / "plots" / counted.sample.folder.name
     text, title = text_axis(run, counted.sample), f"{_model(run)}, sample {counted.sample.index}"
     figures = [*_figures(counted, text, title, options), *_pattern_figures(counted.sample, text, title, options)]
-    films = list(_films(counted, text, title, options))
-    return [(folder / f"{name}{options.suffix}", draw) for name, draw in figures] + [
-        (folder / f"{name}{suffix}", partial(draw, suffix)) for suffix in options.films for name, draw in films
-    ]
+    jobs: list[Job] = [(folder / f"{name}{options.suffix}", draw) for name, draw in figures]
+    films = [(suffix, *film) for suffix in options.films for film in _films(counted, text, title, options)]
+    for number, (suffix, name, draw) in enumerate(films):  # spread, for two at once would take twice the memory
+        place = (number + 1) * len(figures) // (len(films) + 1) + number
+        jobs.insert(place, (folder / f"{name}{suffix}", partial(draw, suffix)))
+    return jobs
 
 
 def run_jobs(run: Run, counts: Sequence[Counts], tables: Mapping[str, Sequence[Row]], options: Options) -> list[Job]:
@@ -79,6 +82,12 @@ def processes(count: int | None) -> AbstractContextManager[Executor | None]:
     if count == 1:
         return nullcontext()
     return ProcessPoolExecutor(count, get_context("spawn"), initializer=_begin_process)
+
+
+def _draw_and_forget(job: Callable[[Path], object], path: Path) -> None:
+    """Figures refer to themselves, so that without a collection dozens of them would wait for one."""
+    job(path)
+    gc.collect()
 
 
 def _begin_process() -> None:
@@ -103,7 +112,7 @@ def draw(jobs: Sequence[Job], since: int, pool: Executor | None) -> Iterator[Pat
             job(path)
             yield path
         return
-    drawing = {pool.submit(job, path): path for path, job in old}
+    drawing = {pool.submit(_draw_and_forget, job, path): path for path, job in old}
     try:
         for done in as_completed(drawing):
             done.result()
