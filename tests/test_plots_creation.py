@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 from synthetic_runs import HEADS, LAYERS, planted, write_run
 
 import plots_creation
+from sinks import statistics
 from sinks.detection import detect
+from sinks.errors import InputError
+from sinks.runs import Run
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -157,6 +164,144 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_drawn(
     assert (whole / "plots" / "summary.csv").exists() and not (damaged / "plots").exists()
 
 
+def _edit(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def _without(*names: str) -> Callable[[Any], Any]:
+    """Remove what lies at the end of these names."""
+
+    def change(content: Any) -> Any:
+        inside = content
+        for name in names[:-1]:
+            inside = inside[name]
+        del inside[names[-1]]
+        return content
+
+    return change
+
+
+MANIFEST_DAMAGE: dict[str, Callable[[Any], Any]] = {
+    "no model": _without("model"),
+    "no spec": _without("spec"),
+    "no block length": _without("sampling", "block_len"),
+    "spec is a list": lambda content: content | {"spec": []},
+    "block length is a text": lambda content: content | {"sampling": {"gen_len": 8, "block_len": "4"}},
+    "block length is 0": lambda content: content | {"sampling": {"gen_len": 8, "block_len": 0}},
+    "samples are null": lambda content: content | {"samples": None},
+    "samples are numbers": lambda content: content | {"samples": [0, 1]},
+    "a sample without index": lambda content: content | {"samples": [{}]},
+    "a list": lambda content: [content],
+}
+
+
+@pytest.mark.parametrize("name", MANIFEST_DAMAGE)
+def test_a_manifest_that_lies_is_named(name: str, tmp_path: Path) -> None:
+    damaged = write_run(tmp_path)
+    _edit(damaged / "manifest.json", MANIFEST_DAMAGE[name])
+    with pytest.raises(InputError, match="manifest") as error:
+        Run(damaged)
+    assert str(damaged) in str(error.value)
+
+
+def test_a_manifest_that_lies_ends_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, whole = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    _edit(damaged / "manifest.json", MANIFEST_DAMAGE["no model"])
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0") == 1
+    assert f"error: {damaged / 'manifest.json'} is damaged" in capsys.readouterr().err
+    assert (whole / "plots" / "summary.csv").exists()
+
+
+SAMPLE_DAMAGE: dict[str, Callable[[Any], Any]] = {
+    "null": lambda content: None,
+    "no texts": _without("tokens_text"),
+    "no prompt length": _without("prompt_length"),
+    "no id": _without("id"),
+    "texts are numbers": lambda content: content | {"tokens_text": [1] * 12},
+    "too few texts": lambda content: content | {"tokens_text": content["tokens_text"][:-1]},
+    "prompt length is a text": lambda content: content | {"prompt_length": "4"},
+    "prompt length is negative": lambda content: content | {"prompt_length": -5},
+    "prompt length is too large": lambda content: content | {"prompt_length": 9999},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE_DAMAGE)
+def test_a_sample_that_lies_is_named(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    Run(run).samples[0].check()
+    _edit(run / "sample_000" / "sample.json", SAMPLE_DAMAGE[name])
+    with pytest.raises(InputError, match="is damaged") as error:
+        Run(run).samples[0].check()
+    assert str(run / "sample_000") in str(error.value)
+
+
+def test_a_sample_that_lies_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, incoming=[planted(4, 12), planted(4, 12)])
+    _edit(run / "sample_001" / "sample.json", SAMPLE_DAMAGE["null"])
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video", "--layers", "0", "--report") == 1
+    error = capsys.readouterr().err
+    assert error.count("error:") == 1 and str(run / "sample_001") in error and "damaged" in error
+    assert (run / "plots" / "sample_000" / "incoming.png").exists() and (run / "report.html").exists()
+
+
+KEPT = {"layers": "0,1,2", "heads": "0,1,2,3"}
+INCOMING, BLOCKED = np.ones((4, 3, 4, 12)), np.ones((4, 3, 4))
+TOKENS, CONFIDENCE = np.ones((5, 12)), np.ones((4, 12))
+
+
+@pytest.mark.parametrize(
+    ("file", "tensors", "metadata"),
+    [
+        ("incoming", {"other": np.ones(3)}, KEPT),
+        ("incoming", {"incoming": INCOMING, "blocked": BLOCKED}, None),
+        ("incoming", {"incoming": INCOMING}, KEPT),
+        ("incoming", {"incoming": INCOMING, "blocked": BLOCKED}, {"layers": "a", "heads": "0"}),
+        ("incoming", {"incoming": INCOMING, "blocked": BLOCKED}, {"layers": "0", "heads": "0"}),
+        ("incoming", {"incoming": INCOMING[:0], "blocked": BLOCKED[:0]}, KEPT),
+        ("trajectory", {"tokens": TOKENS, "confidence": CONFIDENCE, "unmasked_at": np.ones(3)}, {}),
+        ("trajectory", {"tokens": TOKENS[:3], "confidence": CONFIDENCE, "unmasked_at": np.ones(12)}, {}),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    file: str, tensors: dict[str, Any], metadata: dict[str, str] | None, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, incoming=[planted(4, 12)])
+    save_file(tensors, run / "sample_000" / f"{file}.safetensors", metadata)
+    with pytest.raises(InputError, match="damaged") as error:
+        Run(run).samples[0].check()
+    assert str(run / "sample_000") in str(error.value)
+
+
+def test_a_copy_of_a_sample_is_no_sample(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    shutil.copytree(run / "sample_000", run / "sample_000 copy")
+    assert [sample.index for sample in Run(run).samples] == [0]
+
+
+def test_keys_that_do_not_exist_yet_are_no_tokens(tmp_path: Path) -> None:
+    """A sequence that grows: half of the positions are never keys, and count in no definition."""
+    incoming = planted(6, 20)
+    run = Run(write_run(tmp_path, incoming=[np.concatenate([incoming, np.full_like(incoming, np.nan)], axis=-1)]))
+    found = statistics.count(run, run.samples[0], 3.0).definitions
+    shares = {name: tokens / of for name, (tokens, of, _, _) in found.items()}
+    assert shares["moving-sinks"] == shares["diffusion-transformers"] == pytest.approx(1 / 20)
+    assert shares["streaming-llm"] == pytest.approx(4 / 20)
+
+
+def test_comparing_with_a_damaged_sample_leaves_its_pair_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = (write_run(tmp_path / name, incoming=[planted(4, 12), planted(4, 12)]) for name in ("a", "b"))
+    (other / "sample_000" / "sample.json").write_text("null")
+    assert draw(monkeypatch, "tiny", run, "--no_video", "--layers", "0", "--compare", other) == 1
+    assert str(other / "sample_000") in capsys.readouterr().err
+    assert (run / "report.html").exists()
+
+
 def test_no_ffmpeg_gives_a_gif_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +355,7 @@ def test_a_single_step_and_a_single_token(tmp_path: Path, monkeypatch: pytest.Mo
     assert head["sinks_per_step"] == "0" and head["displacement_per_step"] == "" and head["dwell_steps"] == ""
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sent: sent.name)
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_stopped_command_leaves_nothing_behind(sent: signal.Signals, tmp_path: Path) -> None:
     """Neither a half-written picture under its own name nor a process; the same command then goes on."""
     run = write_run(tmp_path, incoming=[planted(32, 60, 8, 8)])
