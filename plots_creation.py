@@ -68,23 +68,27 @@ def check_samples(runs: Sequence[Run], samples: Sequence[int] | None) -> None:
         raise InputError(f"sample {absent[0]} is in no run of this model: they have {min(planned)} to {max(planned)}")
 
 
-def counterparts(samples: Sequence[Sample], other: Run) -> tuple[list[Sample], list[Sample]]:
-    """The samples that another run has too, and its own; a damaged one is named and left out with its pair."""
+def counterparts(samples: Sequence[Sample], other: Run) -> tuple[list[tuple[Sample, Sample]], int]:
+    """Each sample that another run has too, with its own; damaged ones of that are named, left out and counted."""
     beside = {sample.index: sample for sample in other.samples}
-    pairs = []
-    for sample in samples:
-        if sample.index in beside:
-            try:
-                beside[sample.index].check()
-                pairs.append((sample, beside[sample.index]))
-            except InputError as error:
-                print(f"error: {error}", file=sys.stderr)
-    return [mine for mine, _ in pairs], [theirs for _, theirs in pairs]
+    pairs, broken = [], 0
+    for mine in samples:
+        theirs = beside.get(mine.index)
+        if theirs is None:
+            continue
+        try:
+            theirs.check()
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            broken += 1
+        else:
+            pairs.append((mine, theirs))
+    return pairs, broken
 
 
 def draw_run(run: Run, samples: Sequence[Sample], options: Options, pool: Executor | None) -> list[Sample]:
     """Everything of one run; returns the samples that could be read, and names the others."""
-    folder, counts, tables = run.path / "plots", [], {}
+    folder, counts = run.path / "plots", []
     with tqdm(unit="file", desc=run.path.name, disable=None) as bar:
         for sample in samples:
             try:
@@ -113,10 +117,9 @@ def report_run(run: Run, samples: list[Sample], epsilon: float, other: Run | Non
     """
     pair, broken = None, 0
     if other is not None:
-        common = {sample.index for sample in other.samples} & {sample.index for sample in samples}
-        samples, theirs = counterparts(samples, other)
-        broken, pair = len(common) - len(theirs), (other, theirs)
-        if any(mine.prompt != yours.prompt for mine, yours in zip(samples, theirs, strict=True)):
+        pairs, broken = counterparts(samples, other)
+        samples, pair = [mine for mine, _ in pairs], (other, [theirs for _, theirs in pairs])
+        if any(mine.prompt != theirs.prompt for mine, theirs in pairs):
             print(f"{other.path} has other prompts than {run.path}: samples are paired by number", file=sys.stderr)
     if not samples:
         print(f"no report of {run.path}: no sample of it can be shown", file=sys.stderr)

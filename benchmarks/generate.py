@@ -9,7 +9,6 @@ The pattern dump copies every pattern as float16 to host memory and writes nothi
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -20,7 +19,7 @@ from time import perf_counter
 
 import torch
 from plain import plain_steps
-from shapes import SHAPES, random_model
+from shapes import options, random_model, start
 from torch import Tensor
 
 from sinks import Capture, inference
@@ -29,8 +28,8 @@ from sinks.families import LLADA, MODELS
 from sinks.models import LanguageModel
 from sinks.plan import Plan, Settings
 from sinks.prompts import Prompt
-from sinks.samplers import Canvas, denoise, lay_out
-from sinks.sampling import Sampling, resolve
+from sinks.samplers import Canvas, denoise
+from sinks.sampling import Sampling
 from sinks.writer import Layout
 
 DUMPED = 4  # steps of the pattern dump
@@ -75,32 +74,22 @@ def dumped(lm: LanguageModel, tokens: Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="LLaDA-8B")
+    parser = options(__doc__)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--attention", default="auto")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     lm = random_model(given.shape, given.attention, given.layers)
     lm.tokenizer = tokenizer_in(Path(MODELS["tiny"][1]), LLADA, False)
-    blocks = {} if lm.spec.family == "Dream" else {"block_len": min(32, given.steps)}
-    sampling = resolve(lm.spec.family, gen_len=given.steps, temperature=given.temperature, **blocks)
-    drawn = torch.Generator().manual_seed(0)
-    prompt = torch.randint(0, 1000, (given.length - given.steps,), generator=drawn).tolist()
-    canvas, capture = lay_out(lm, [prompt], sampling), Capture()
+    (canvas, sampling), capture = start(lm, given.length, given.steps, given.temperature), Capture()
     cases: dict[str, Callable[[], None]] = {
         "plain loop": lambda: drain(plain_steps(lm, canvas.tokens, sampling)),
         "ours": lambda: drain(denoise(lm, canvas, sampling)),
         "ours, captured, not stored": lambda: drain(denoise(lm, canvas, sampling, capture)),
         "ours, captured and stored": lambda: stored(lm, canvas, sampling, capture),
     }
-    for case in cases.values():  # warm-up: compilers and libraries
-        case() if given.steps <= 16 else None
-    drain(islice(denoise(lm, canvas, sampling, capture), 3))
+    drain(islice(denoise(lm, canvas, sampling, capture), 3))  # warm-up: compilers and libraries
     times: dict[str, list[float]] = {name: [] for name in [*cases, "every pattern dumped (scaled up)"]}
     for _ in range(given.rounds):
         for name, case in cases.items():

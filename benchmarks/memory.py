@@ -5,13 +5,11 @@ python benchmarks/memory.py --out memory.json
 
 from __future__ import annotations
 
-import argparse
 import json
 from itertools import islice
-from pathlib import Path
 
 import torch
-from shapes import SHAPES, random_model
+from shapes import options, peak_memory, random_model
 from step import steps_of
 
 from sinks.models import LanguageModel
@@ -19,26 +17,20 @@ from sinks.models import LanguageModel
 CASES = ("plain loop", "ours, capture", "ours, capture and blocking")
 
 
-def peak(lm: LanguageModel, case: str, length: int, temperature: float, steps: int) -> float:
+def peak_of(lm: LanguageModel, case: str, length: int, temperature: float, steps: int) -> float:
     """GiB that so many steps take beside the weights."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run = steps_of(case, lm, length, temperature)
-    for _ in islice(run, steps):
-        pass
-    run.close()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
+    with peak_memory() as peak:
+        run = steps_of(case, lm, length, temperature)
+        for _ in islice(run, steps):
+            pass
+        run.close()
+        return peak()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="LLaDA-8B")
+    parser = options(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 64])
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--attention", default="auto")
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     lm = random_model(given.shape, given.attention, given.layers)
     rows = []
@@ -46,7 +38,7 @@ def main() -> None:
         for temperature in (0.0, 1.0):
             for case in CASES:
                 for steps in given.steps if case != "plain loop" else given.steps[:1]:
-                    found = peak(lm, case, length, temperature, steps)
+                    found = peak_of(lm, case, length, temperature, steps)
                     print(f"S {length:5}  T {temperature:g}  {case:28}{steps:4} steps{found:8.2f} GiB")
                     rows.append(dict(S=length, temperature=temperature, case=case, steps=steps, gib=found))
     if given.out:

@@ -5,6 +5,10 @@ Projections keep the spread of their input, so that attention and logits are not
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +17,11 @@ from transformers import LlamaConfig, Qwen2Config
 
 from sinks.attention import NAME, Probe
 from sinks.families import DREAM, LLADA, Family
-from sinks.models import LanguageModel, Spec, compile_layers, gains_from_compiling
+from sinks.models import LanguageModel, Spec, prepare
+from sinks.samplers import Canvas, lay_out
+from sinks.sampling import Sampling, resolve
+
+BLOCK = 32  # block length, where a family has blocks
 
 SHAPES: dict[str, tuple[Family, dict[str, Any]]] = {
     "LLaDA-8B": (
@@ -63,12 +71,8 @@ def random_model(shape: str, attention: str, layers: int | None = None, seed: in
     model = model.to_empty(device="cuda").eval()
     model.model.rotary_emb = type(rotary)(config).to("cuda")
     _fill(model, torch.Generator("cuda").manual_seed(seed))
-    if family.rotary_float32:
-        model.model.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
     probe = Probe("fused" if attention == "auto" else attention)
-    probe.attach(model)
-    if gains_from_compiling(model, probe):
-        compile_layers(model)
+    prepare(model, family, probe)
     spec = Spec(
         family.name,
         family.shift,
@@ -97,3 +101,30 @@ def parameters(lm: LanguageModel) -> int:
     """Of the layers and the output matrix: those that every step multiplies by."""
     named = dict(lm.model.named_parameters())
     return sum(parameter.numel() for name, parameter in named.items() if "embed_tokens" not in name)
+
+
+def start(lm: LanguageModel, length: int, gen_len: int, temperature: float) -> tuple[Canvas, Sampling]:
+    """A generation of ``gen_len`` tokens, one a step, that begins with random tokens up to ``length`` positions."""
+    prompt = torch.randint(0, 1000, (length - gen_len,), generator=torch.Generator().manual_seed(0)).tolist()
+    blocks = {} if lm.spec.family == "Dream" else {"block_len": min(BLOCK, gen_len)}
+    sampling = resolve(lm.spec.family, gen_len=gen_len, temperature=temperature, **blocks)
+    return lay_out(lm, [prompt], sampling), sampling
+
+
+@contextmanager
+def peak_memory() -> Iterator[Callable[[], float]]:
+    """Gives a function that tells the peak since the beginning of the block, in GiB beside what was there then."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield lambda: (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every benchmark of a whole model takes."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="LLaDA-8B")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--out", type=Path)
+    return parser

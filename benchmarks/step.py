@@ -9,28 +9,25 @@ captured. Every case is measured in turn, several rounds; the medians are shown.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
 from plain import plain_steps
-from shapes import SHAPES, parameters, random_model
+from shapes import options, parameters, peak_memory, random_model, start
 from tqdm import tqdm
 
 import sinks
 from sinks import replay
 from sinks.models import LanguageModel
 from sinks.observer import Step
-from sinks.samplers import denoise, lay_out
-from sinks.sampling import resolve
+from sinks.samplers import denoise
 
 BANDWIDTH, PRODUCTS = 4.55e12, 790e12  # bytes and FLOP a second of an H200, as measured with a copy and a large product
-BLOCK, WARM, TIMED = 32, 6, 10
+WARM, TIMED = 6, 10
 MASKING = sinks.SinkMasking(top_k=1)
 CASES = ("plain loop", "ours", "ours, capture", "ours, capture and blocking", "ours, capture, no graph")
 
@@ -47,10 +44,7 @@ def no_graph() -> Iterator[None]:
 
 def steps_of(case: str, lm: LanguageModel, length: int, temperature: float) -> Generator[Step | None, None, None]:
     gen_len = min(256, length // 2)
-    prompt = torch.randint(0, 1000, (length - gen_len,), generator=torch.Generator().manual_seed(0)).tolist()
-    blocks = {} if lm.spec.family == "Dream" else {"block_len": BLOCK}
-    sampling = resolve(lm.spec.family, gen_len=gen_len, temperature=temperature, **blocks)
-    canvas = lay_out(lm, [prompt], sampling)
+    canvas, sampling = start(lm, length, gen_len, temperature)
     if case == "plain loop":
         yield from plain_steps(lm, canvas.tokens, sampling)
         return
@@ -65,17 +59,16 @@ def steps_of(case: str, lm: LanguageModel, length: int, temperature: float) -> G
 
 def timed(steps: Generator[Step | None, None, None]) -> tuple[float, float, float]:
     """Median seconds of a step after the warm-up, seconds of the first, peak GiB beside the weights."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before, times = torch.cuda.memory_allocated(), []
-    for _ in range(WARM + TIMED):
-        torch.cuda.synchronize()
-        began = perf_counter()
-        next(steps)
-        torch.cuda.synchronize()
-        times.append(perf_counter() - began)
-    steps.close()
-    return median(times[WARM:]), times[0], (torch.cuda.max_memory_allocated() - before) / 2**30
+    times = []
+    with peak_memory() as peak:
+        for _ in range(WARM + TIMED):
+            torch.cuda.synchronize()
+            began = perf_counter()
+            next(steps)
+            torch.cuda.synchronize()
+            times.append(perf_counter() - began)
+        steps.close()
+        return median(times[WARM:]), times[0], peak()
 
 
 def measure(lm: LanguageModel, length: int, temperature: float, rounds: int) -> list[dict[str, float | str]]:
@@ -103,14 +96,10 @@ def measure(lm: LanguageModel, length: int, temperature: float, rounds: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="LLaDA-8B")
+    parser = options(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--attention", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     lm = random_model(given.shape, given.attention, given.layers)
     rows = []

@@ -105,14 +105,14 @@ def _end_with_the_first_process() -> None:
 
 def draw(jobs: Sequence[Job], since: int, pool: Executor | None) -> Iterator[Path]:
     """Draw what is not there yet or older than ``since``; yields each path when it is done with."""
-    old = [(path, job) for path, job in jobs if not path.exists() or path.stat().st_mtime_ns < since]
-    yield from (path for path, _ in jobs if path not in dict(old))
+    old = {path: job for path, job in jobs if not path.exists() or path.stat().st_mtime_ns < since}
+    yield from (path for path, _ in jobs if path not in old)
     if pool is None:
-        for path, job in old:
+        for path, job in old.items():
             job(path)
             yield path
         return
-    drawing = {pool.submit(_draw_and_forget, job, path): path for path, job in old}
+    drawing = {pool.submit(_draw_and_forget, job, path): path for path, job in old.items()}
     try:
         for done in as_completed(drawing):
             done.result()
@@ -165,10 +165,7 @@ def _figures(counted: Counts, text: TextAxis, title: str, options: Options) -> F
         yield f"incoming_{of}", partial(heatmaps.incoming_map, means[:, i], text, title=f"{here}: mean over heads")
         yield f"heads_{of}", partial(_heads, sample, layer, heads, text, title=here)
         paths, strongest = counted.positions[:, i].swapaxes(0, 1), f"{here}: strongest sink{above}"
-        yield (
-            f"strongest_{of}",
-            partial(heatmaps.strongest_paths, paths, heads, text, title=strongest),
-        )
+        yield f"strongest_{of}", partial(heatmaps.strongest_paths, paths, heads, text, title=strongest)
 
 
 def _pattern_figures(sample: Sample, text: TextAxis, title: str, options: Options) -> Figures:

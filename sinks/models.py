@@ -152,14 +152,9 @@ def load(
     kind = _dtype(dtype, on_cpu=isinstance(target, str) and target.split(":")[0] == "cpu")
     probe = seam.Probe(_path(attention, target))
     model = _model(folder, official, known, target, kind)
-    probe.attach(model)
+    prepare(model, known, probe)
     if known is None:
         _check_seam(folder, model, probe)
-    elif known.rotary_float32:
-        # The embedding looks at its input's dtype only; in float32 it rotates as the official code does.
-        model.model.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
-    if known is not None and gains_from_compiling(model, probe):
-        compile_layers(model)
     tokenizer = tokenizer_in(folder, known, trust_remote_code)
     given = {
         "mask_token_id": mask_token_id,
@@ -171,7 +166,21 @@ def load(
     return LanguageModel(model, tokenizer, spec, probe, source, found_revision)
 
 
-def gains_from_compiling(model: PreTrainedModel, probe: seam.Probe) -> bool:
+def prepare(model: PreTrainedModel, family: Family | None, probe: seam.Probe) -> None:
+    """Put a model's attention under our eyes, and let it compute as its family does and as fast as it can."""
+    probe.attach(model)
+    if family is None:
+        return
+    if family.rotary_float32:
+        # The embedding looks at its input's dtype only; in float32 it rotates as the official code does.
+        model.model.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    if _gains_from_compiling(model, probe):
+        # Once for all layers, around the attention; the first step then takes some seconds more.
+        for layer in model.model.layers:
+            layer.compile()
+
+
+def _gains_from_compiling(model: PreTrainedModel, probe: seam.Probe) -> bool:
     """Whether the elementwise parts (norms, rotation, gates) are worth a compiler: 16 bits on a single GPU.
 
     Measured with LLaDA-8B's shape on an H200: a step takes 0.77 of the time at 512 positions, 0.80 at 2,048. float32 is
@@ -180,12 +189,6 @@ def gains_from_compiling(model: PreTrainedModel, probe: seam.Probe) -> bool:
     devices = {parameter.device for parameter in model.parameters()}
     on_one_gpu = len(devices) == 1 and devices.pop().type == "cuda"
     return probe.compute == "fused" and on_one_gpu and model.dtype != torch.float32
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each decoder layer around its attention, once for all; the first step then takes some seconds more."""
-    for layer in model.model.layers:
-        layer.compile()
 
 
 def check(device: str = "auto", dtype: str = "auto", attention: str = "auto") -> None:

@@ -35,8 +35,8 @@ class Replayed(Generic[Kind]):
         self.ran: set[Kind] = set()
         self.pool: Any = None
         self.possible = _device(model).type == "cuda"
-        reason = _obstacle(model)
-        if self.possible and reason is not None:
+        reason = _obstacle(model) if self.possible else None
+        if reason is not None:
             self._run_plainly(reason)
 
     def __call__(self, kind: Kind, recordable: bool = True) -> Any:

@@ -74,19 +74,8 @@ def _write_mp4(frames: Iterator[Array], shape: tuple[int, ...], path: Path, fps:
     size = f"{shape[1] + shape[1] % 2}x{shape[0] + shape[0] % 2}"
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
     colours = ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-colorspace", "bt709", "-color_primaries", "bt709"]
-    target = [
-        *colours,
-        "-color_trc",
-        "bt709",
-        "-c:v",
-        "libx264",
-        "-preset",
-        "veryfast",
-        "-crf",
-        "16",
-        "-pix_fmt",
-        "yuv420p",
-    ]
+    encoder = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "16", "-pix_fmt", "yuv420p"]
+    target = [*colours, "-color_trc", "bt709", *encoder]
     container = ["-movflags", "+faststart", "-f", "mp4"]
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *source, *target, *container]
     with TemporaryFile() as said:
