@@ -87,16 +87,21 @@ def test_incoming_attention_is_that_of_the_cpu(tmp_path: Path, path: str, dtype:
     ids = torch.arange(40).view(2, 20) % 60
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
-    found = {}
-    for device in ("cpu", "cuda"):
+
+    def incoming(device: str, dtype: str) -> torch.Tensor:
         lm = sinks.load(folder, device=device, dtype=dtype, attention=path)
         with sinks.record(lm) as rec, torch.no_grad():
             lm.model(ids.to(device), attention_mask=mask.to(device))
-        found[device] = rec.incoming
-    tolerance = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.02}[dtype]  # queries and keys are rounded differently
-    torch.testing.assert_close(found["cuda"], found["cpu"], atol=tolerance, rtol=0)
-    assert torch.all(found["cuda"][:, 1, :, :5] == 0)
-    torch.testing.assert_close(found["cuda"][:, 1].sum(-1), torch.full((3, 4), 15.0), atol=1e-3, rtol=0)
+        return rec.incoming
+
+    found, exact = incoming("cuda", dtype), incoming("cpu", "float32")
+    if dtype == "float32":
+        torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
+    else:  # queries and keys are rounded at other places, but not worse
+        rounding = (incoming("cpu", dtype) - exact).square().mean().sqrt()
+        assert (found - exact).square().mean().sqrt() < 1.3 * rounding
+    assert torch.all(found[:, 1, :, :5] == 0)
+    torch.testing.assert_close(found[:, 1].sum(-1), torch.full((3, 4), 15.0), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -68,7 +68,7 @@ def test_a_recorded_step_is_a_plain_one(
     lm: LanguageModel, name: str, padded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorded = generate(lm, name, padded, capture=sinks.Capture())
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name == replay.__name__]
     assert equal(recorded, generate(lm, name, padded, capture=sinks.Capture()))
     monkeypatch.setattr(replay, "_obstacle", lambda model: "a test says so")
     with caplog.at_level(logging.WARNING):
