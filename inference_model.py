@@ -83,11 +83,8 @@ def main() -> None:
     if resumed is None and "model" not in given:
         raise InputError(f"name a MODEL: {', '.join(MODELS)}, a folder, or a hub id")
     settings = Settings(**given) if resumed is None else inference.resumed_settings(resumed, given)
-    try:
-        planned = plan(settings, own_device(settings.device))
-        launch = inference.open_run(planned, runs_dir, resumed, sys.argv)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None  # nothing was written yet
+    planned = plan(settings, own_device(settings.device))
+    launch = inference.open_run(planned, runs_dir, resumed, sys.argv)
 
     speaks = processes().is_main_process
     if speaks:
@@ -98,9 +95,12 @@ def main() -> None:
     except KeyboardInterrupt:
         if speaks:
             print(f"\nstopped; go on with: python inference_model.py --resume {launch.folder}", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise
     if speaks:
-        print(f"run             {launch.folder}", *summarise(Run(launch.folder), settings.epsilon).lines(), sep="\n")
+        summary = summarise(Run(launch.folder), settings.epsilon)
+        print(f"run             {launch.folder}", *summary.lines(), sep="\n")
+        if summary.failed:
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def main() -> None:
                 broken += draw_and_report(run, of_run, options, pool, given.report or other is not None, other)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise
     if broken:
         raise SystemExit(1)
 

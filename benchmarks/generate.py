@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
-from plain import plain_steps
+from plain import plain_steps, published
 from shapes import options, random_model, start
 from torch import Tensor
 
@@ -63,14 +63,10 @@ def stored(lm: LanguageModel, canvas: Canvas, sampling: Sampling, capture: Captu
 @torch.no_grad()
 def dumped(lm: LanguageModel, tokens: Tensor) -> None:
     """Every pattern of some steps, as anyone would get them: materialised, float16, host memory."""
-    before = lm.model.config._attn_implementation
-    lm.model.set_attn_implementation("eager")
-    try:
+    with published(lm, "eager"):
         for _ in range(DUMPED):
             patterns = lm.model(tokens.to(lm.device), use_cache=False, output_attentions=True).attentions
             _ = [pattern.half().cpu() for pattern in patterns]
-    finally:
-        lm.model.set_attn_implementation(before)
 
 
 def main() -> None:

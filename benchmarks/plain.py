@@ -16,12 +16,12 @@ from sinks.sampling import Sampling
 
 
 @contextmanager
-def published(lm: LanguageModel) -> Iterator[None]:
-    """The model with torch's own attention, both ways, uncompiled; the rotation in its own dtype, which is faster."""
+def published(lm: LanguageModel, attention: str = "sdpa") -> Iterator[None]:
+    """The model with an attention of transformers, both ways, uncompiled; the rotation in its own dtype."""
     model = lm.model
     ours, hooks = model.config._attn_implementation, model.model.rotary_emb._forward_pre_hooks
     kept, compiled = dict(hooks), {layer: layer._compiled_call_impl for layer in model.model.layers}
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(attention)
     hooks.clear()
     for module in model.modules():
         if hasattr(module, "is_causal"):

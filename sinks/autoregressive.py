@@ -73,7 +73,7 @@ class Decoding:
         confidence[:, keys] = probability.masked_fill(self.done, torch.nan)
         self.done = self.done | torch.isin(token, self.ends)
         self.valid[:, keys] = ~self.done  # a row that has ended is never asked again, so its end is no key
-        step = Step(index, self.tokens, confidence, ~logits.isnan().any())
+        step = Step(index, self.tokens, confidence, (logits < torch.inf).all())  # false for NaN too
         return self._accumulated(self.observer.report(step, seen, blocked, pattern), keys)
 
     def _blocked(self, index: int, keys: int) -> Tensor | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from sinks.errors import InputError
@@ -41,15 +43,35 @@ def parse_indices(name: str, text: str | Sequence[int] | None) -> list[int] | No
     return found
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as schedulers send it before a job's time is over; it ends a command in the way Ctrl-C does."""
+
+
 def exits_cleanly(main: Callable[[], None]) -> Callable[[], None]:
-    """Turn an :class:`InputError` of a command line into a short message and exit code 2."""
+    """Turn an :class:`InputError` into one line and exit code 2; Ctrl-C and SIGTERM into 130 and 143, as shells do."""
 
     @functools.wraps(main)
     def wrapper() -> None:
         try:
-            main()
+            with _hearing_sigterm():
+                main()
         except InputError as error:
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(2) from None
+        except KeyboardInterrupt as stop:
+            raise SystemExit(143 if isinstance(stop, Terminated) else 130) from None
 
     return wrapper
+
+
+@contextmanager
+def _hearing_sigterm() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it twice, and files are being closed
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -12,6 +12,10 @@ class InputError(ValueError):
     """
 
 
+class NotFinite(InputError):
+    """The model computed NaN or infinity, in one sample or in several generated together."""
+
+
 def is_whole(value: object) -> bool:
     """A whole number, of Python or NumPy."""
     return isinstance(value, Integral) and not isinstance(value, bool)

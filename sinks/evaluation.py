@@ -48,7 +48,18 @@ def main(script: str) -> None:
         state = processes(options.device)
         if state.is_main_process:
             sys.stderr.write(f"world size: {state.num_processes}\n")
-        cli.execute(options)
+        try:
+            cli.execute(options)
+        except KeyboardInterrupt:
+            if state.is_main_process:
+                sys.stderr.write(f"\nstopped; {_what_is_kept(settings.answers)}\n")
+            raise
+
+
+def _what_is_kept(answers: str | None) -> str:
+    if answers is None:
+        return "no answer was kept; with --use_cache FILE every answer is, and the same command goes on"
+    return f"the answers so far are in {answers}, and the same command goes on"
 
 
 @contextmanager

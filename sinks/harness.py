@@ -60,7 +60,8 @@ class EvaluatedModel(TemplateLM):
         self.process = processes(str(settings.load.get("device", "auto")))
         self._rank, self._world_size = self.process.process_index, self.process.num_processes
         self._device = self.process.device
-        self.truncated = 0
+        self.counts: Counter[str] = Counter()
+        self._everyones: Counter[str] | None = None
         _log.info("process %d of %d", self._rank + 1, self._world_size)
 
     @cached_property
@@ -147,8 +148,13 @@ class EvaluatedModel(TemplateLM):
             "model_revision": self.lm.revision,
             "hardware": gpu or platform.processor() or platform.machine(),
             "world_size": self._world_size,
-            "truncated_prompts": self.truncated,
+            **self._doubts(),
         }
+
+    def _doubts(self) -> dict[str, int]:
+        """How often a figure may be lower than the model deserves: of all processes, answers kept earlier aside."""
+        found = self.counts if self._everyones is None else self._everyones
+        return {name: found[name] for name in ("truncated_prompts", "answers_with_mask_tokens", "empty_answers")}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         if cache_hook.dbdict is not None:
@@ -163,6 +169,7 @@ class EvaluatedModel(TemplateLM):
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """Results of all processes, on ``dst``, in the order of a single one: documents went out in turn."""
         everything = gather_object([obj])
+        self._everyones = sum(gather_object([self.counts]), Counter())
         return [_in_turn(everything)] if self._rank == dst else None
 
     def barrier(self) -> None:
@@ -214,9 +221,12 @@ class EvaluatedModel(TemplateLM):
         for step in denoise(self.lm, canvas, sampling, masking=masking, items=items):
             tokens = step.tokens
         written = tokens[:, -sampling.gen_len :].tolist()
-        return [
+        answers = [
             self._cut(self.lm.decode(row), request.args[1]) for row, (request, _) in zip(written, batch, strict=True)
         ]
+        self.counts["answers_with_mask_tokens"] += sum(self.lm.spec.mask_token_id in row for row in written)
+        self.counts["empty_answers"] += sum(not answer.strip() for answer in answers)
+        return answers
 
     def _shorten(self, prompt: list[int]) -> list[int]:
         """The end of a prompt that is too long, counted."""
@@ -224,7 +234,7 @@ class EvaluatedModel(TemplateLM):
         if room < 1:
             raise InputError(f"gen_len {self.settings.sampling.gen_len} leaves no room for a prompt")
         if len(prompt) > room:
-            self.truncated += 1
+            self.counts["truncated_prompts"] += 1
             _log.warning("a prompt of %d tokens was cut to its last %d", len(prompt), room)
         return prompt[-room:]
 

@@ -23,14 +23,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from sinks.background import Background
-from sinks.errors import InputError
+from sinks.errors import InputError, NotFinite
 from sinks.files import ensure_memory, ensure_space, existing_part
 from sinks.fitting import largest_batch
 from sinks.observer import Step, on_host
 from sinks.plan import Plan, Settings
-from sinks.processes import processes
+from sinks.processes import processes, wait_for_everyone
 from sinks.provenance import provenance
-from sinks.runs import Array, Run, create_run, cut_batches, discard, is_done, run_name, unfinished, update_states
+from sinks.runs import Array, Run, create_run, cut_batches, discard, fail, is_done, run_name, unfinished, update_states
 from sinks.samplers import denoise
 from sinks.writer import SampleWriter
 
@@ -132,7 +132,11 @@ def resumed_settings(folder: Path, given: dict[str, Any]) -> Settings:
 def fill(plan: Plan, launch: Launch) -> None:
     """Generate this process's share of the batches into the folder.
 
-    An error before any sample is done removes the folder again; an interruption never does.
+    An error before any sample is done removes the folder again; an interruption never does. A sample for which the
+    model computes no numbers is recorded as failed, and the others go on.
+
+    Raises:
+        InputError: all samples failed.
     """
     state = processes()
     mine = launch.batches[state.process_index :: state.num_processes]
@@ -144,25 +148,34 @@ def fill(plan: Plan, launch: Launch) -> None:
         if not any(is_done(launch.folder, index) for index in range(len(plan.prompts))):
             discard(launch.folder, launch.existing)
         raise
-    state.wait_for_everyone()
+    wait_for_everyone()
     if state.is_main_process:
-        update_states(launch.folder)
+        samples = update_states(launch.folder)["samples"]
+        if all(sample["state"] == "failed" for sample in samples):
+            raise InputError(f"no sample could be made: {samples[0]['problem']}")
     state.destroy_process_group()
 
 
 def _write_as_fits(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
-    """A batch, or its halves one after the other where the GPU's memory does not hold it; the results are the same."""
+    """A batch, or its halves one after the other where it cannot be made as a whole; the results are the same."""
     before = bar.n
     try:
         return _write_batch(plan, folder, batch, bar)
+    except NotFinite as error:
+        if len(batch) == 1:
+            bar.update(before + plan.sampling.steps - bar.n)
+            _log.warning("sample %d failed: %s", batch[0], error)
+            return fail(folder, batch[0], str(error))
+        reason = "at least one of %d samples cannot be made; going on with halves"
     except torch.OutOfMemoryError:
         if len(batch) == 1:
             raise InputError(
                 f"sample {batch[0]} ({plan.layouts[batch[0]].length} positions) does not fit into the GPU's memory: "
                 "lower --gen_len, use --dtype bfloat16, or spread the model over more GPUs"
             ) from None
+        reason = "%d samples do not fit into the GPU's memory together; going on with halves"
     torch.cuda.empty_cache()
-    _log.warning("%d samples do not fit into the GPU's memory together; going on with halves", len(batch))
+    _log.warning(reason, len(batch))
     bar.total += plan.sampling.steps
     bar.update(before - bar.n)
     middle = len(batch) // 2

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinks.attention import Ask, Capture, Measure, Observation
-from sinks.errors import InputError
+from sinks.errors import NotFinite
 from sinks.masking import SinkMasking, blocked_keys, check_range, eligible_keys
 from sinks.models import Spec
 from sinks.noise import Noise
@@ -31,7 +31,7 @@ class Step:
 
     tokens: (B, S) int64 after the step, -1 where nothing is written yet.
     confidence: (B, S) float, NaN where nothing could be placed.
-    finite: () bool, False when the model's logits held NaN.
+    finite: () bool, False when what the model computed held NaN or infinity.
     incoming: (L', B, H', S) float32 before blocking, NaN where no key is yet; value_norm likewise.
     blocked: (L, B, H) int64, how many keys were blocked in this step.
     patterns: (L', B, H', Q, S), or (L', B, Q, S) for the mean over heads, on the CPU. Padding is included: 0 there.
@@ -63,17 +63,21 @@ def on_host(step: Step) -> tuple[Step, torch.cuda.Event | None]:
     return copied, event
 
 
-def checked(steps: Iterable[Step]) -> Iterator[Step]:
-    """The same steps; InputError at the first whose numbers are none, with the layer and head where that began."""
+def checked(steps: Iterable[Step], prompt: int) -> Iterator[Step]:
+    """The same steps; NotFinite at the first with numbers that are none, with the layer and head where that began.
+
+    ``prompt`` is how many positions the prompts take, padding included: keys that every query may see.
+    """
     for step in steps:
         if not bool(step.finite):
             where = f"step {step.index}"
             if step.incoming is not None:
-                layer, head = step.incoming.isnan().any(-1).any(1).nonzero()[0].tolist()
-                where += f", layer {layer}, head {head} of those captured"
-            raise InputError(
-                f"the model computed NaN at {where}: its weights are broken, or {step.confidence.dtype} is too narrow; "
-                "try --dtype float32"
+                broken = step.incoming[..., :prompt].isnan().any(-1).any(1).nonzero().tolist()
+                layer_and_head = "layer {}, head {} of those captured".format(*broken[0]) if broken else "the logits"
+                where += f", {layer_and_head}"
+            raise NotFinite(
+                f"the model computed NaN or infinity at {where}: its weights are broken, or {step.confidence.dtype} is "
+                "too narrow; try --dtype float32"
             )
         yield step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from datetime import timedelta
 
 import torch
@@ -21,6 +22,16 @@ def processes(device: str = "auto") -> PartialState:
     if state.num_processes != launched:
         raise InputError(f"{launched} processes were launched but do not see each other; start them with torchrun")
     return state
+
+
+def wait_for_everyone() -> None:
+    """Wait until all processes are here; torch's wait hears no Ctrl-C and no SIGTERM, so these end this one at once."""
+    heard = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        processes().wait_for_everyone()
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
 
 
 def own_device(device: str) -> str:

@@ -5,6 +5,7 @@ A sample is done when its ``sample.json`` is there, which :mod:`sinks.writer` wr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -18,10 +19,22 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sinks.errors import InputError
-from sinks.files import existing_part, explained, read_json, write_json
+from sinks.files import brief, existing_part, explained, read_json, write_json
 from sinks.schema import manifest_problem, sample_problem
 
 SCHEMA_VERSION = 1
+
+_FLOATS, _INTEGERS = ("F16", "F32"), ("I16", "I32")
+_TENSORS = {
+    "incoming": (_FLOATS, (4,)),
+    "value_norm": (_FLOATS, (4,)),
+    "blocked": (_INTEGERS, (3,)),
+    "tokens": (_INTEGERS, (2,)),
+    "confidence": (_FLOATS, (2,)),
+    "unmasked_at": (_INTEGERS, (1,)),
+    "pattern": (_FLOATS, (3, 4)),
+}
+"""The dtypes and the numbers of axes that each tensor of a sample may have."""
 
 Array = NDArray[Any]
 
@@ -72,6 +85,23 @@ def is_done(run: Path, index: int) -> bool:
         return False
 
 
+def fail(run: Path, index: int, problem: str) -> None:
+    """Record why a sample could not be made; resuming tries again."""
+    write_json(sample_folder(run, index) / "failed.json", {"problem": problem})
+
+
+def _state(run: Path, index: int) -> dict[str, Any]:
+    if is_done(run, index):
+        return {"state": "done"}
+    failed = sample_folder(run, index) / "failed.json"
+    with explained("read", failed):
+        if not failed.is_file():
+            return {"state": "missing"}
+    content = read_json(failed)
+    problem = content.get("problem") if isinstance(content, dict) else None
+    return {"state": "failed", "problem": problem if isinstance(problem, str) else f"{failed.name} does not say"}
+
+
 def cut_batches(count: int, batch_size: int) -> list[range]:
     """The samples 0…count-1 in batches; a batch is shared out among processes, and redone, as a whole."""
     return [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
@@ -89,10 +119,11 @@ def unfinished(run: Path, batches: Sequence[range]) -> list[range]:
 
 
 def update_states(run: Path) -> dict[str, Any]:
-    """Write into the manifest which samples are done; returns the manifest."""
+    """Write into the manifest which samples are done, which failed and why; returns the manifest."""
     manifest: dict[str, Any] = read_json(run / "manifest.json")
     for sample in manifest["samples"]:
-        sample["state"] = "done" if is_done(run, sample["index"]) else "missing"
+        sample.pop("problem", None)
+        sample.update(_state(run, sample["index"]))
     write_json(run / "manifest.json", manifest)
     return manifest
 
@@ -101,23 +132,27 @@ class Run:
     """A run folder to read from.
 
     Raises:
-        InputError: ``path`` is no run folder, or a later version made it.
+        InputError: ``path`` is no run folder, a later version made it, or it holds a link to somewhere else.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not (self.path / "manifest.json").is_file():
-            raise InputError(f"{self.path} is not a run folder: it holds no manifest.json")
+        with explained("read", self.path):
+            if not (self.path / "manifest.json").is_file():
+                raise InputError(f"{self.path} is not a run folder: it holds no manifest.json")
+        _check_links(self.path)
         self.manifest: dict[str, Any] = read_json(self.path / "manifest.json")
         version = self.manifest.get("schema_version") if isinstance(self.manifest, dict) else None
         if not isinstance(version, int):
             raise InputError(f"{self.path} is not a run folder: its manifest.json names no schema_version")
         if version > SCHEMA_VERSION:
-            raise InputError(f"{self.path} has schema version {version}, known here is {SCHEMA_VERSION}: update sinks")
+            raise InputError(
+                f"{self.path} has schema version {brief(version)}, known here is {SCHEMA_VERSION}: update sinks"
+            )
         if version < SCHEMA_VERSION:
             raise InputError(
-                f"{self.path} has schema version {version}, too old to be read; make the run again, or use the version "
-                "of sinks that made it"
+                f"{self.path} has schema version {brief(version)}, too old to be read; make the run again, or use the "
+                "version of sinks that made it"
             )
         problem = manifest_problem(self.manifest)
         if problem:
@@ -127,8 +162,9 @@ class Run:
     def samples(self) -> list[Sample]:
         """The samples that are done, in order."""
         folders = [file.parent for file in self.path.glob("sample_*/sample.json")]
-        folders = [folder for folder in folders if folder.name.removeprefix("sample_").isdecimal()]  # no copies
-        return sorted((Sample(folder) for folder in folders), key=lambda sample: sample.index)
+        folders = [folder for folder in folders if folder.name.removeprefix("sample_").isdecimal()]
+        samples = sorted((Sample(folder) for folder in folders), key=lambda sample: sample.index)
+        return [sample for sample in samples if sample.folder == sample_folder(self.path, sample.index)]  # no copies
 
 
 class Sample:
@@ -141,14 +177,17 @@ class Sample:
     @cached_property
     def info(self) -> dict[str, Any]:
         """All of sample.json."""
-        info: dict[str, Any] = read_json(self.folder / "sample.json")
+        path = self.folder / "sample.json"
+        info: dict[str, Any] = read_json(path)
+        problem = sample_problem(info)
+        if problem:
+            raise InputError(f"{path} is damaged: {problem}")
         return info
 
     def check(self) -> None:
         """InputError, naming the file, unless everything of the sample is there and fits together."""
-        described = sample_problem(self.info)
-        if described:
-            raise InputError(f"{self.folder / 'sample.json'} is damaged: {described}")
+        if "id" not in self.info:
+            raise InputError(f"{self.folder / 'sample.json'} is damaged: id is missing")
         length, kept = len(self.tokens_text), (len(self.layers), len(self.heads))
         expected: dict[str, dict[str, tuple[int | None, ...]]] = {
             "incoming": {"incoming": (self.steps, *kept, length), "blocked": (self.steps, None, None)},
@@ -162,8 +201,8 @@ class Sample:
             path = self.folder / f"{file}.safetensors"
             with _opened(path) as opened:
                 for name, shape in tensors.items():
-                    found = tuple(opened.get_slice(name).get_shape())
-                    if len(found) != len(shape) or any(w not in (None, f) for w, f in zip(shape, found, strict=True)):
+                    found = tuple(_tensor(opened, path, name).get_shape())
+                    if any(wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)):
                         raise InputError(f"{path} is damaged: {name} has the shape {found}, expected {shape}")
                     if 0 in found[:1]:
                         raise InputError(f"{path} is damaged: {name} holds no step")
@@ -174,7 +213,7 @@ class Sample:
 
     @property
     def reference(self) -> str | None:
-        reference: str | None = self.info["reference"]
+        reference: str | None = self.info.get("reference")
         return reference
 
     @property
@@ -203,14 +242,16 @@ class Sample:
 
     @cached_property
     def steps(self) -> int:
-        with _opened(self.folder / "incoming.safetensors") as file:
-            return int(file.get_slice("incoming").get_shape()[0])
+        path = self.folder / "incoming.safetensors"
+        with _opened(path) as file:
+            return int(_tensor(file, path, "incoming").get_shape()[0])
 
     @cached_property
     def pattern_steps(self) -> list[int]:
         """The steps whose patterns were kept."""
         files = (self.folder / "attention").glob("step_*.safetensors")
-        return sorted(int(file.stem.removeprefix("step_")) for file in files)
+        numbers = [file.stem.removeprefix("step_") for file in files]
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def incoming(self, t: int | None = None, layer: int | None = None, head: int | None = None) -> Array:
         """Incoming attention before blocking, float32 (T, L', H', S) less the axes that are given."""
@@ -244,8 +285,12 @@ class Sample:
             there = ", ".join(map(str, self.pattern_steps)) or "none; run again with --attention mean or full"
             raise InputError(f"{self.folder} keeps no pattern of step {t}; there are: {there}")
         name, layer = f"attention/step_{t:04d}", self._position("layer", layer)
-        with _opened(self.folder / f"{name}.safetensors") as file:
-            full = file.metadata()["kind"] == "full"
+        path = self.folder / f"{name}.safetensors"
+        with _opened(path) as file:
+            full = (file.metadata() or {}).get("kind") == "full"
+            *kept, queries, keys = _tensor(file, path, "pattern").get_shape()
+        if kept != [len(self.layers), len(self.heads)][: 1 + full] or queries != keys:
+            raise InputError(f"{path} is damaged: pattern has the shape {(*kept, queries, keys)}")
         if full and head is not None:
             return self._read(name, "pattern", (layer, self._position("head", head))).astype(np.float32)
         if head is not None:
@@ -277,16 +322,46 @@ class Sample:
         path = self.folder / "incoming.safetensors"
         with _opened(path) as file:
             numbers = (file.metadata() or {}).get(what, "").split(",")
-        if not all(number.isdecimal() for number in numbers):
+        if not all(number.isdecimal() and len(number) < 10 for number in numbers):
             raise InputError(f"{path} is damaged: it does not say which {what} it keeps")
         return [int(number) for number in numbers]
 
     def _read(self, file: str, name: str, index: tuple[int | slice, ...]) -> Array:
         path = self.folder / f"{file}.safetensors"
         with _opened(path) as opened:
-            if name not in opened.keys():  # noqa: SIM118 (not a mapping)
-                raise InputError(f"{path} holds no {name}; this run did not keep it")
-            return np.asarray(opened.get_slice(name)[index])
+            values = np.asarray(_tensor(opened, path, name)[index])
+        if values.dtype.kind == "f" and (np.abs(values) > np.finfo(np.float16).max).any():
+            raise InputError(f"{path} is damaged: {name} holds infinite or far too large numbers")
+        return values
+
+
+def _tensor(opened: Any, path: Path, name: str) -> Any:
+    """A tensor of an opened file, to be sliced; what its numbers are and how many axes it has, is as expected."""
+    dtypes, axes = _TENSORS[name]
+    if name not in opened.keys():  # noqa: SIM118 (not a mapping)
+        if name == "value_norm":
+            raise InputError(f"{path} holds no {name}; this run did not keep it")
+        raise InputError(f"{path} is damaged: it holds no {name}")
+    tensor = opened.get_slice(name)
+    dtype, shape = tensor.get_dtype(), tensor.get_shape()
+    if dtype not in dtypes or len(shape) not in axes:
+        raise InputError(f"{path} is damaged: {name} is {dtype} of shape {brief(tuple(shape))}")
+    return tensor
+
+
+def _check_links(run: Path) -> None:
+    """InputError for a link that leads out of a run folder: in a stranger's, nothing else must be read or written."""
+    root, waiting = os.path.realpath(run), [str(run)]
+    while waiting:
+        with explained("read", run), suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    if not Path(os.path.realpath(entry.path)).is_relative_to(root):
+                        raise InputError(f"{entry.path} is a link out of the run folder, which is not followed")
+                elif entry.is_dir():
+                    waiting.append(entry.path)
+                elif not entry.is_file():
+                    raise InputError(f"{entry.path} is neither a file nor a folder")
 
 
 @contextmanager
@@ -295,7 +370,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with explained("read", path), safe_open(path, framework="numpy") as file:
             yield file
     except SafetensorError as error:
-        raise InputError(f"{path} is damaged ({error}); --resume cannot mend it, make the sample again") from error
+        raise InputError(
+            f"{path} is damaged ({brief(error)}); --resume cannot mend it, make the sample again"
+        ) from error
 
 
 def find_runs(root: str | Path, model: str | None = None) -> list[Run]:

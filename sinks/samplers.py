@@ -152,7 +152,7 @@ def denoise(
     observer = Observer(lm.spec, capture, masking, canvas.valid, control)
     loop = autoregressive.Decoding if lm.spec.attention == "causal" else _Denoising
     steps = loop(lm, canvas.tokens, canvas.valid, sampling, observer, Noise(sampling.seed, item_ids))
-    return checked(steps.run())
+    return checked(steps.run(), canvas.tokens.shape[1] - sampling.gen_len)
 
 
 class _Kind(NamedTuple):
@@ -236,7 +236,7 @@ class _Denoising:
         return hidden, seen
 
     def _propose(self, hidden: Tensor, eligible: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Token and confidence (B, S), computed for ``most`` positions of each row, and whether no number was NaN.
+        """Token and confidence (B, S), computed for ``most`` positions of each row, and whether all numbers were such.
 
         Those are the eligible ones, of which there are no more, and some others that serve as filling.
         """
@@ -250,7 +250,7 @@ class _Denoising:
         logits = self.lm.logits(hidden.gather(1, picked.to(hidden.device)).to(self.lm.device))
         if self.copies == 2:
             logits = guided(logits, self.sampling.cfg_scale)
-        finite = ~(hidden.isnan().any().to(logits.device) | logits.isnan().any())
+        finite = hidden.isfinite().all().to(logits.device) & (logits < torch.inf).all()  # false for NaN too
         parts = [self._few(logits, positions, part) for part in _slices(rows.shape[1], _AT_ONCE // len(rows))]
         tokens, confidence = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         nowhere = torch.zeros(eligible.shape, dtype=confidence.dtype, device=confidence.device)

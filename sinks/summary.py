@@ -21,6 +21,8 @@ _STEPS_READ = 500  # of all samples together: figures of a large run come from a
 class Summary:
     """Figures of the samples that are done; shares lie between 0 and 1.
 
+    failed: samples for which the model computed NaN or infinity; the manifest says where.
+    masked, empty: answers that still hold mask tokens, and that hold no text.
     exact: answers whose number after ``####`` is that of the reference, of ``judged`` that have one there.
     sink_heads: share of (step, layer, head) with a sink; sink_tokens: share of (step, layer, head, token) that are one.
     moves: share of (layer, head) whose strongest key is another one than a step before; None with one step.
@@ -29,6 +31,7 @@ class Summary:
 
     samples: int
     planned: int
+    failed: int
     tokens_per_second: float
     exact: int
     judged: int
@@ -42,6 +45,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         lines = [f"samples         {self.samples} of {self.planned} done, {self.tokens_per_second:.0f} tokens/s"]
+        if self.failed:
+            lines.append(f"failed          {self.failed}; manifest.json says why")
         if self.judged:
             lines.append(f"exact answers   {self.exact} of {self.judged}")
         if self.masked or self.empty:
@@ -67,6 +72,7 @@ def summarise(run: Run, epsilon: float = 3.0) -> Summary:
     return Summary(
         samples=len(samples),
         planned=len(run.manifest["samples"]),
+        failed=sum(sample.get("state") == "failed" for sample in run.manifest["samples"]),
         tokens_per_second=_speed(samples, sum(len(final) for final in finals)),
         exact=sum(expected is not None and answer == expected for answer, expected in pairs),
         judged=sum(expected is not None for _, expected in pairs),

@@ -112,7 +112,7 @@ def test_repeats_draw_anew_and_padding_of_processes_does_not(folders: dict[str, 
 def test_long_prompt_keeps_its_end_and_is_counted(folders: dict[str, Path]) -> None:
     short = _model(folders, max_length=11)
     cut = short.generate_until(_requests(["a b c d e f"]), disable_tqdm=True)
-    assert short.truncated == 1
+    assert short.get_model_info()["truncated_prompts"] == 1
     assert cut == _model(folders).generate_until(_requests(["d e f"]), disable_tqdm=True)
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import write_dream, write_llada, write_llama
+from safetensors.torch import load_file, save_file
 
 import inference_model
 from sinks import files, inference
+from sinks.errors import NotFinite
 from sinks.runs import Run
 
 Cli = Callable[..., Run]
@@ -426,3 +428,61 @@ def test_full_patterns_are_refused_when_the_disk_is_too_small(
     # 64 steps · 3 layers · 4 heads · 1024² keys and queries · 2 bytes are 1.5 GiB, incoming attention 0.0015
     assert "needs 1.502 GiB, but runs has 1.000 GiB free" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
+
+
+def test_a_sample_without_numbers_is_recorded_and_the_others_go_on(
+    cli: Cli,
+    finished: Run,
+    llada: Path,
+    questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def denoise(*arguments: Any) -> Iterator[Any]:
+        *_, items = arguments
+        for step in original(*arguments):
+            if 3 in items and step.index == 2:
+                raise NotFinite("the model computed NaN at step 2")
+            yield step
+
+    original = inference.denoise
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "denoise", denoise)
+        with pytest.raises(SystemExit, match="1"):
+            cli(llada, "--dataset", questions, *SHORT, "--batch_size", 5, "--runs_dir", "failing")
+    [folder] = Path("failing").iterdir()
+    states = Run(folder).manifest["samples"]
+    assert [sample["state"] for sample in states] == ["done", "done", "done", "failed", "done"]
+    assert states[3]["problem"] == "the model computed NaN at step 2"
+    assert "failed          1; manifest.json says why" in capsys.readouterr().out
+    for sample in Run(folder).samples:
+        np.testing.assert_array_equal(sample.tokens(), finished.samples[sample.index].tokens())
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "where"),
+    [
+        ("blocks.1.q_proj.weight", torch.nan, "step 0, layer 1, head 0 of those captured"),
+        ("transformer.ff_out.weight", torch.inf, "step 0, the logits"),
+    ],
+)
+def test_broken_weights_are_named_and_recorded(
+    run_in: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    weight: str,
+    value: float,
+    where: str,
+) -> None:
+    folder = write_llada(tmp_path / "broken")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    [name] = [name for name in tensors if name.endswith(weight)]
+    tensors[name][0] = value
+    save_file(tensors, file)
+    with pytest.raises(SystemExit, match="2"):
+        run_in(folder, "--dataset", "problems", "--num_samples", 2, *SHORT)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"error: no sample could be made: the model computed NaN or infinity at {where}")
+    [run] = Path("runs").iterdir()
+    assert [sample["state"] for sample in Run(run).manifest["samples"]] == ["failed", "failed"]

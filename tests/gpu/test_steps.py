@@ -109,7 +109,7 @@ def test_nan_is_named_with_its_step_layer_and_head(lm: LanguageModel) -> None:
     row = weight.data[128 * 3].clone()
     weight.data[128 * 3] = torch.nan  # the first query row of head 3
     try:
-        with pytest.raises(sinks.InputError, match=r"NaN at step 0, layer 2, head 3"):
+        with pytest.raises(sinks.InputError, match=r"NaN or infinity at step 0, layer 2, head 3"):
             generate(lm, "greedy", capture=sinks.Capture())
     finally:
         weight.data[128 * 3] = row
