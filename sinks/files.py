@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from sinks.errors import InputError
 
@@ -38,6 +40,12 @@ def explained(what: str, path: Path) -> Iterator[None]:
         raise InputError(f"cannot {what} {path}: {reason}") from error
 
 
+def brief(problem: object) -> str:
+    """What another library says, or what stands in a file, as a part of one line."""
+    text = " ".join(str(problem).split())
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` readably and always the same way: sets as sorted lists; NaN is refused, being no JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=sorted) + "\n")
@@ -50,21 +58,54 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Raises: InputError when the file is missing or broken."""
+    """Raises: InputError when the file is missing or broken, or holds what :func:`write_json` never writes."""
     with explained("read", path):
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise InputError(f"cannot read {path}: it is no file")
         data = path.read_bytes()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text (byte {error.start}); it may be damaged") from error
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        return value
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path} is not valid JSON (line {error.lineno}); it may be from an interrupted copy"
         ) from error
     except RecursionError as error:
         raise InputError(f"{path} is nested too deeply to be read") from error
+    except ValueError as error:  # NaN, an endless number, half of a surrogate pair
+        raise InputError(f"{path} is no JSON that can be used: {brief(error)}") from error
+
+
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file to read from; what is wrong with it becomes an InputError."""
+    try:
+        with explained("read", path), safe_open(path, framework="numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise InputError(
+            f"{path} is damaged ({brief(error)}); --resume cannot mend it, make the sample again"
+        ) from error
+
+
+def check_links(folder: Path) -> None:
+    """InputError for a link that leads out of a folder: through a stranger's, nothing else is read or written."""
+    root, waiting = os.path.realpath(folder), [str(folder)]
+    while waiting:
+        with explained("read", folder), suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    if not Path(os.path.realpath(entry.path)).is_relative_to(root):
+                        raise InputError(f"{entry.path} is a link out of {folder}, which is not followed")
+                elif entry.is_dir():
+                    waiting.append(entry.path)
+                elif not entry.is_file():
+                    raise InputError(f"{entry.path} is neither a file nor a folder")
 
 
 class TensorStream:
@@ -151,6 +192,31 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Have :func:`ensure_unused` refuse ``folder``. Several processes may use it at once; a killed one does not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network disk may know no locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def ensure_unused(folder: Path) -> None:
+    """Refuse when another process is at work in ``folder``."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{folder} is being filled by another process; wait for it or stop it first") from None
+    except OSError:  # a network disk may know no locks
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def ensure_space(folder: Path, need: int) -> None:

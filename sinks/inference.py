@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from sinks.background import Background
 from sinks.errors import InputError, NotFinite
-from sinks.files import ensure_memory, ensure_space, existing_part
+from sinks.files import ensure_memory, ensure_space, ensure_unused, existing_part, in_use
 from sinks.fitting import largest_batch
 from sinks.observer import Step, on_host
 from sinks.plan import Plan, Settings
@@ -110,6 +110,7 @@ def _reproducible(plan: Plan) -> dict[str, Any]:
 
 def _reopen(plan: Plan, folder: Path) -> Path:
     before = Run(folder).manifest
+    ensure_unused(folder)
     changed = [name for name, value in _reproducible(plan).items() if before.get(name) != value]
     if changed:
         raise InputError(f"{folder} cannot be resumed here: {', '.join(changed)} would not be the same")
@@ -141,7 +142,8 @@ def fill(plan: Plan, launch: Launch) -> None:
     state = processes()
     mine = launch.batches[state.process_index :: state.num_processes]
     try:
-        with tqdm(total=len(mine) * plan.sampling.steps, unit="step", disable=not state.is_main_process) as bar:
+        steps = len(mine) * plan.sampling.steps
+        with in_use(launch.folder), tqdm(total=steps, unit="step", disable=not state.is_main_process) as bar:
             for batch in mine:
                 _write_as_fits(plan, launch.folder, batch, bar)
     except Exception:

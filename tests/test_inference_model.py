@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[str, Any]:
         if path.suffix == ".json":
             value = json.loads(path.read_text(encoding="utf-8"))
             found[str(path.relative_to(folder))] = {
-                k: v for k, v in value.items() if k not in ("timings", "created", "command")
+                k: v for k, v in value.items() if k not in ("timings", "created", "command", "git_commit")
             }
         elif path.is_file():
             found[str(path.relative_to(folder))] = path.read_bytes()
@@ -226,6 +226,17 @@ def test_autoregressive_answers_that_end_in_different_places(cli: Cli) -> None:
 def finished(cli: Cli, llada: Path, questions: Path) -> Run:
     """An unbroken run of five samples in batches of two."""
     return cli(llada, "--dataset", questions, *SHORT, "--batch_size", 2)
+
+
+def test_a_run_that_is_being_filled_is_not_resumed(
+    finished: Run, run_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files.in_use(finished.path), files.in_use(finished.path), pytest.raises(SystemExit, match="2"):
+        run_in("--resume", finished.path)
+    assert capsys.readouterr().err.endswith(
+        f"error: {finished.path} is being filled by another process; wait for it or stop it first\n"
+    )
+    run_in("--resume", finished.path)
 
 
 @pytest.mark.parametrize("missing", [[1], [4], [0, 3], [0, 1, 2, 3, 4]])
