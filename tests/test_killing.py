@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,8 +30,14 @@ KEEPS = ("--attention", "mean", "--attention_steps", "8", "--temperature", "1")
 GENTLE = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
-def launch(folder: Path, *arguments: object, processes: int = 1, limit: int | None = None) -> subprocess.Popen[str]:
-    """inference_model.py in ``folder``, in a session of its own; ``limit`` is the largest file in bytes."""
+def launch(
+    folder: Path,
+    *arguments: object,
+    script: str = "inference_model.py",
+    processes: int = 1,
+    limit: int | None = None,
+) -> subprocess.Popen[str]:
+    """A script in ``folder``, in a session of its own; ``limit`` is the largest file in bytes."""
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
@@ -37,7 +45,7 @@ def launch(folder: Path, *arguments: object, processes: int = 1, limit: int | No
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    call = [sys.executable, *several, str(ROOT / "inference_model.py"), *map(str, arguments)]
+    call = [sys.executable, *several, str(ROOT / script), *map(str, arguments)]
     pipes: dict[str, Any] = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     return subprocess.Popen(call, cwd=folder, env=environment, start_new_session=True, preexec_fn=restrict, **pipes)
 
@@ -227,3 +235,59 @@ def test_a_folder_that_cannot_be_written_any_more(tmp_path: Path, model: Path, u
     obstacle.unlink()
     trial.check()
     finish(trial, unbroken)
+
+
+@pytest.mark.long
+def test_eight_launches_at_once_make_eight_folders(tmp_path: Path, model: Path) -> None:
+    arguments = (model, "--prompt", "a b c", "--gen_len", "4", "--block_len", "4")
+    processes = [launch(tmp_path, *arguments) for _ in range(8)]
+    assert all(ended(process) is not None and process.returncode == 0 for process in processes)
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 8
+    assert all(len(Run(folder).samples) == 1 for folder in folders)
+
+
+def evaluate(folder: Path) -> subprocess.Popen[str]:
+    """An evaluation that keeps its answers; its results go to ``folder``."""
+    options = f"--tasks problems --include_path {ROOT / 'tests' / 'tasks'} --limit 12 --batch_size 2 --log_samples"
+    paths = ["--output_path", str(folder / "results"), "--use_cache", str(folder / "answers.sqlite")]
+    model_args = ["--model_args", "model_path=tiny,gen_length=32,steps=32,block_length=32"]
+    return launch(folder, *options.split(), *paths, *model_args, script="eval_llada.py")
+
+
+def changed(file: Path, before: int) -> bool:
+    return file.exists() and file.stat().st_mtime_ns > before
+
+
+def results(folder: Path) -> tuple[Any, list[Any]]:
+    """The scores and every answer of an evaluation."""
+    [scores] = folder.rglob("results_*.json")
+    [samples] = folder.rglob("samples_*.jsonl")
+    lines = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    return json.loads(scores.read_text(encoding="utf-8"))["results"], lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_an_evaluation_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    process = evaluate(tmp_path / "whole")
+    said = ended(process)
+    assert process.returncode == 0, said
+    answers, random = tmp_path / "killed" / "answers.sqlite", Random(number)
+    for _ in range(3):
+        process = evaluate(tmp_path / "killed")
+        before = answers.stat().st_mtime_ns if answers.exists() else 0
+        until(partial(changed, answers, before), process)
+        time.sleep(random.uniform(0, 0.3))
+        in_time = process.poll() is None
+        process.send_signal(number)
+        said = ended(process)
+        if in_time and number in GENTLE:
+            assert process.returncode == GENTLE[number], said
+            assert "the answers so far are in" in said
+    process = evaluate(tmp_path / "killed")
+    said = ended(process)
+    assert process.returncode == 0, said
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
