@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sinks.errors import InputError
+from sinks.files import brief
 
 
 class Answers:
@@ -27,7 +28,9 @@ class Answers:
             self.database = sqlite3.connect(path, timeout=60, isolation_level=None)
             self.database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
         except (OSError, sqlite3.Error) as error:
-            raise InputError(f"cannot use {path} for answers ({error}); give another --use_cache path") from error
+            raise InputError(
+                f"cannot use {path} for answers ({brief(error)}); give another --use_cache path"
+            ) from error
 
     def _key(self, kind: str, request: Sequence[Any]) -> str:
         text = json.dumps([self.settings, kind, list(request)], sort_keys=True, default=str)
@@ -38,9 +41,14 @@ class Answers:
             key = [self._key(kind, request)]
             row = self.database.execute("SELECT answer FROM answers WHERE key = ?", key).fetchone()
             return None if row is None else json.loads(row[0])
-        except (sqlite3.Error, ValueError) as error:
-            raise InputError(f"the kept answers in {self.path} are damaged ({error}); give another file") from error
+        except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"the kept answers in {self.path} are damaged ({brief(error)}); give another file"
+            ) from error
 
     def put(self, kind: str, request: Sequence[Any], answer: Any) -> None:
         values = [self._key(kind, request), json.dumps(answer)]
-        self.database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)
+        try:
+            self.database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)
+        except sqlite3.Error as error:
+            raise InputError(f"cannot keep answers in {self.path} ({brief(error)}); give another file") from error

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from sinks.errors import InputError
 from sinks.families import AUTOREGRESSIVE, FAMILIES, MODELS, Family, family_of
+from sinks.files import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,10 +67,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{folder} holds no config.json, so it is no checkpoint") from None
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'} is not valid JSON ({error})") from None
+    except OSError as error:
+        raise InputError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{folder / 'config.json'} is not valid JSON ({brief(error)})") from None
     if not isinstance(config, dict):
         raise InputError(f"{folder / 'config.json'} must hold an object")
+    names = config.get("architectures")
+    if not isinstance(names, str | list | None) or not all(isinstance(name, str) for name in names or ()):
+        raise InputError(f"{folder / 'config.json'}: architectures is no list of strings")
+    if not isinstance(config.get("model_type"), str | None):
+        raise InputError(f"{folder / 'config.json'}: model_type is no string")
     return config
 
 
@@ -81,7 +89,7 @@ def known_family(name: str | None, official: dict[str, Any], folder: Path) -> Fa
         raise InputError(f"unknown family {name!r}; use one of {', '.join([*FAMILIES, AUTOREGRESSIVE])}")
     family = FAMILIES[name] if name is not None else family_of(official)
     if family is None and official.get("model_type") in {kind for f in FAMILIES.values() for kind in f.model_types}:
-        raise InputError(f"{folder} is a {official.get('architectures')} model, which is not supported yet")
+        raise InputError(f"{folder} is a {brief(official.get('architectures'))} model, which is not supported yet")
     return family
 
 
@@ -130,7 +138,7 @@ def one_line(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise InputError(f"{what}: {type(error).__name__}: {brief(error)}") from error
 
 
 @contextmanager

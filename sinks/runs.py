@@ -5,9 +5,8 @@ A sample is done when its ``sample.json`` is there, which :mod:`sinks.writer` wr
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -16,25 +15,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from sinks.errors import InputError
-from sinks.files import brief, existing_part, explained, read_json, write_json
-from sinks.schema import manifest_problem, sample_problem
+from sinks.files import brief, check_links, existing_part, explained, opened_tensors, read_json, write_json
+from sinks.schema import manifest_problem, sample_problem, tensor_problem
 
 SCHEMA_VERSION = 1
-
-_FLOATS, _INTEGERS = ("F16", "F32"), ("I16", "I32")
-_TENSORS = {
-    "incoming": (_FLOATS, (4,)),
-    "value_norm": (_FLOATS, (4,)),
-    "blocked": (_INTEGERS, (3,)),
-    "tokens": (_INTEGERS, (2,)),
-    "confidence": (_FLOATS, (2,)),
-    "unmasked_at": (_INTEGERS, (1,)),
-    "pattern": (_FLOATS, (3, 4)),
-}
-"""The dtypes and the numbers of axes that each tensor of a sample may have."""
 
 Array = NDArray[Any]
 
@@ -94,12 +80,10 @@ def _state(run: Path, index: int) -> dict[str, Any]:
     if is_done(run, index):
         return {"state": "done"}
     failed = sample_folder(run, index) / "failed.json"
-    with explained("read", failed):
-        if not failed.is_file():
-            return {"state": "missing"}
+    if not failed.is_file():
+        return {"state": "missing"}
     content = read_json(failed)
-    problem = content.get("problem") if isinstance(content, dict) else None
-    return {"state": "failed", "problem": problem if isinstance(problem, str) else f"{failed.name} does not say"}
+    return {"state": "failed", "problem": brief(content.get("problem") if isinstance(content, dict) else content)}
 
 
 def cut_batches(count: int, batch_size: int) -> list[range]:
@@ -140,20 +124,16 @@ class Run:
         with explained("read", self.path):
             if not (self.path / "manifest.json").is_file():
                 raise InputError(f"{self.path} is not a run folder: it holds no manifest.json")
-        _check_links(self.path)
+        check_links(self.path)
         self.manifest: dict[str, Any] = read_json(self.path / "manifest.json")
         version = self.manifest.get("schema_version") if isinstance(self.manifest, dict) else None
         if not isinstance(version, int):
             raise InputError(f"{self.path} is not a run folder: its manifest.json names no schema_version")
+        named = f"{self.path} has schema version {brief(version)}"
         if version > SCHEMA_VERSION:
-            raise InputError(
-                f"{self.path} has schema version {brief(version)}, known here is {SCHEMA_VERSION}: update sinks"
-            )
+            raise InputError(f"{named}, known here is {SCHEMA_VERSION}: update sinks")
         if version < SCHEMA_VERSION:
-            raise InputError(
-                f"{self.path} has schema version {brief(version)}, too old to be read; make the run again, or use the "
-                "version of sinks that made it"
-            )
+            raise InputError(f"{named}, too old to be read; make it again, or use the version of sinks that made it")
         problem = manifest_problem(self.manifest)
         if problem:
             raise InputError(f"{self.path / 'manifest.json'} is damaged: {problem}")
@@ -186,8 +166,9 @@ class Sample:
 
     def check(self) -> None:
         """InputError, naming the file, unless everything of the sample is there and fits together."""
-        if "id" not in self.info:
-            raise InputError(f"{self.folder / 'sample.json'} is damaged: id is missing")
+        absent = {"id", "prompt"} - self.info.keys()
+        if absent:
+            raise InputError(f"{self.folder / 'sample.json'} is damaged: {min(absent)} is missing")
         length, kept = len(self.tokens_text), (len(self.layers), len(self.heads))
         expected: dict[str, dict[str, tuple[int | None, ...]]] = {
             "incoming": {"incoming": (self.steps, *kept, length), "blocked": (self.steps, None, None)},
@@ -199,7 +180,7 @@ class Sample:
         }
         for file, tensors in expected.items():
             path = self.folder / f"{file}.safetensors"
-            with _opened(path) as opened:
+            with opened_tensors(path) as opened:
                 for name, shape in tensors.items():
                     found = tuple(_tensor(opened, path, name).get_shape())
                     if any(wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)):
@@ -209,7 +190,7 @@ class Sample:
 
     @property
     def prompt(self) -> str:
-        return str(self.info["prompt"])
+        return str(self.info.get("prompt", ""))
 
     @property
     def reference(self) -> str | None:
@@ -243,7 +224,7 @@ class Sample:
     @cached_property
     def steps(self) -> int:
         path = self.folder / "incoming.safetensors"
-        with _opened(path) as file:
+        with opened_tensors(path) as file:
             return int(_tensor(file, path, "incoming").get_shape()[0])
 
     @cached_property
@@ -286,7 +267,7 @@ class Sample:
             raise InputError(f"{self.folder} keeps no pattern of step {t}; there are: {there}")
         name, layer = f"attention/step_{t:04d}", self._position("layer", layer)
         path = self.folder / f"{name}.safetensors"
-        with _opened(path) as file:
+        with opened_tensors(path) as file:
             full = (file.metadata() or {}).get("kind") == "full"
             *kept, queries, keys = _tensor(file, path, "pattern").get_shape()
         if kept != [len(self.layers), len(self.heads)][: 1 + full] or queries != keys:
@@ -320,7 +301,7 @@ class Sample:
 
     def _kept(self, what: str) -> list[int]:
         path = self.folder / "incoming.safetensors"
-        with _opened(path) as file:
+        with opened_tensors(path) as file:
             numbers = (file.metadata() or {}).get(what, "").split(",")
         if not all(number.isdecimal() and len(number) < 10 for number in numbers):
             raise InputError(f"{path} is damaged: it does not say which {what} it keeps")
@@ -328,51 +309,22 @@ class Sample:
 
     def _read(self, file: str, name: str, index: tuple[int | slice, ...]) -> Array:
         path = self.folder / f"{file}.safetensors"
-        with _opened(path) as opened:
+        with opened_tensors(path) as opened:
             values = np.asarray(_tensor(opened, path, name)[index])
-        if values.dtype.kind == "f" and (np.abs(values) > np.finfo(np.float16).max).any():
-            raise InputError(f"{path} is damaged: {name} holds infinite or far too large numbers")
+        if values.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                if (np.abs(values) > np.finfo(np.float16).max).any():
+                    raise InputError(f"{path} is damaged: {name} holds infinite or far too large numbers")
+                values[np.isnan(values)] = np.nan  # quiet ones, at which no computation warns
         return values
 
 
 def _tensor(opened: Any, path: Path, name: str) -> Any:
-    """A tensor of an opened file, to be sliced; what its numbers are and how many axes it has, is as expected."""
-    dtypes, axes = _TENSORS[name]
-    if name not in opened.keys():  # noqa: SIM118 (not a mapping)
-        if name == "value_norm":
-            raise InputError(f"{path} holds no {name}; this run did not keep it")
-        raise InputError(f"{path} is damaged: it holds no {name}")
-    tensor = opened.get_slice(name)
-    dtype, shape = tensor.get_dtype(), tensor.get_shape()
-    if dtype not in dtypes or len(shape) not in axes:
-        raise InputError(f"{path} is damaged: {name} is {dtype} of shape {brief(tuple(shape))}")
-    return tensor
-
-
-def _check_links(run: Path) -> None:
-    """InputError for a link that leads out of a run folder: in a stranger's, nothing else must be read or written."""
-    root, waiting = os.path.realpath(run), [str(run)]
-    while waiting:
-        with explained("read", run), suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    if not Path(os.path.realpath(entry.path)).is_relative_to(root):
-                        raise InputError(f"{entry.path} is a link out of the run folder, which is not followed")
-                elif entry.is_dir():
-                    waiting.append(entry.path)
-                elif not entry.is_file():
-                    raise InputError(f"{entry.path} is neither a file nor a folder")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with explained("read", path), safe_open(path, framework="numpy") as file:
-            yield file
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} is damaged ({brief(error)}); --resume cannot mend it, make the sample again"
-        ) from error
+    """A tensor of an opened file, to be sliced."""
+    problem = tensor_problem(opened, name)
+    if problem:
+        raise InputError(f"{path} {problem}")
+    return opened.get_slice(name)
 
 
 def find_runs(root: str | Path, model: str | None = None) -> list[Run]:

@@ -1,4 +1,4 @@
-"""What the JSON files of a run folder must hold, so that no reader has to look twice: types and ranges, no meaning."""
+"""What the files of a run folder must hold, so that no reader has to look twice: types and ranges, no meaning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinks.errors import is_whole
+from sinks.files import brief
 
 _MANIFEST = {
     "model": str,
@@ -16,8 +17,19 @@ _MANIFEST = {
     "spec.attention": str,
     "samples": list,
 }
-_SAMPLE = {"prompt": str, "text": str, "prompt_length": int, "tokens_text": list}
+_SAMPLE = {"text": str, "prompt_length": int, "tokens_text": list}
 _NAMES = {str: "a string", dict: "an object", int: "a whole number of 0 or more", list: "a list"}
+_FLOATS, _INTEGERS = ("F16", "F32"), ("I16", "I32")
+_TENSORS = {  # dtypes and numbers of axes
+    "incoming": (_FLOATS, (4,)),
+    "value_norm": (_FLOATS, (4,)),
+    "blocked": (_INTEGERS, (3,)),
+    "tokens": (_INTEGERS, (2,)),
+    "confidence": (_FLOATS, (2,)),
+    "unmasked_at": (_INTEGERS, (1,)),
+    "pattern": (_FLOATS, (3, 4)),
+}
+_MOST_SAMPLES = 10**9
 
 
 def manifest_problem(manifest: Any) -> str | None:
@@ -27,12 +39,15 @@ def manifest_problem(manifest: Any) -> str | None:
         return problem
     if not manifest["sampling"]["block_len"]:
         return "sampling.block_len is 0"
-    mask = manifest["spec"].get("mask_token_id")
+    mask = manifest["spec"].get("mask_token_id", "missing")
     if mask is not None and not is_whole(mask):
-        return "spec.mask_token_id is no whole number"
+        return "spec.mask_token_id is neither a whole number nor null"
+    seen = set[int]()
     for number, sample in enumerate(manifest["samples"]):
-        if not isinstance(sample, dict) or not is_whole(sample.get("index")):
-            return f"entry {number} of samples has no index"
+        index: Any = sample.get("index") if isinstance(sample, dict) else None
+        if not is_whole(index) or not 0 <= index < _MOST_SAMPLES or index in seen:
+            return f"entry {number} of samples has no index of its own, of 0 or more"
+        seen.add(index)
     return None
 
 
@@ -41,13 +56,25 @@ def sample_problem(info: Any) -> str | None:
     problem = _problem(info, _SAMPLE)
     if problem:
         return problem
-    if "id" not in info:
-        return "id is missing"
+    if not isinstance(info.get("prompt", ""), str):
+        return "prompt is not a string"
+    if not isinstance(info.get("reference"), str | None):
+        return "reference is neither a string nor null"
     if not info["tokens_text"] or not all(isinstance(text, str) for text in info["tokens_text"]):
         return "tokens_text is no list of strings"
     if info["prompt_length"] > len(info["tokens_text"]):
-        return f"prompt_length {info['prompt_length']} is more than there are tokens"
+        return f"prompt_length {brief(info['prompt_length'])} is more than there are tokens"
     return None
+
+
+def tensor_problem(opened: Any, name: str) -> str | None:
+    """What is wrong with a tensor of an opened safetensors file, in words; None if nothing is."""
+    dtypes, axes = _TENSORS[name]
+    if name not in opened.keys():  # noqa: SIM118 (not a mapping)
+        return f"holds no {name}; this run did not keep it" if name == "value_norm" else f"is damaged: no {name} in it"
+    tensor = opened.get_slice(name)
+    dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+    return None if dtype in dtypes and len(shape) in axes else f"is damaged: {name} is {dtype} of shape {brief(shape)}"
 
 
 def _problem(content: Any, fields: Mapping[str, type]) -> str | None:
