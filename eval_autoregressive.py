@@ -1,8 +1,10 @@
 """Evaluate a decoder-only model with lm-eval, with or without sink masking; README.md shows the commands."""
 
 from sinks.arguments import AUTOREGRESSIVE_SCRIPT
-from sinks.commandline import exits_cleanly
-from sinks.evaluation import main
+from sinks.commandline import exits_cleanly, needs
+
+with needs("eval"):
+    from sinks.evaluation import main
 
 if __name__ == "__main__":
     exits_cleanly(lambda: main(AUTOREGRESSIVE_SCRIPT))()

@@ -15,13 +15,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sinks import gallery, statistics, video
-from sinks.commandline import Parser, exits_cleanly, parse_indices
+from sinks import statistics
+from sinks.commandline import Parser, exits_cleanly, needs, parse_indices
 from sinks.detection import check_epsilon
 from sinks.errors import InputError
-from sinks.gallery import Options
 from sinks.report import write_report
 from sinks.runs import Run, Sample, run_folders
+
+with needs("plots"):
+    from sinks import gallery, video
+    from sinks.gallery import Options
 
 
 def parse() -> argparse.Namespace:

@@ -43,6 +43,19 @@ def parse_indices(name: str, text: str | Sequence[int] | None) -> list[int] | No
     return found
 
 
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around imports that need an optional part of the package: what is missing is said in one line, exit code 2."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = str(error.name).partition(".")[0]
+        if name == "sinks":
+            raise
+        sys.stderr.write(f"error: {name} is not installed; pip install 'dlms-sinks[{extra}]'\n")
+        raise SystemExit(2) from None
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as schedulers send it before a job's time is over; it ends a command in the way Ctrl-C does."""
 
