@@ -190,14 +190,19 @@ class _Denoising:
         self.judged = torch.zeros(shape, device=lm.device) if observer.judged is not None else None
         self.done = torch.zeros(len(tokens), 1, dtype=torch.bool, device=lm.device)
         self.number = torch.zeros((), dtype=torch.int64, device=lm.device)
+        self.remasked = torch.zeros((), dtype=torch.bool, device=lm.device)
 
     def run(self) -> Iterator[Step]:
         work = Replayed(self._step, self.lm.model)
+        remasked = False
         for index in range(self.sampling.steps):
-            kind = _Kind(
-                self.strategy.extent(index), self.observer.blocks_at(index), self.observer.keeps_pattern(index)
-            )
-            yield replace(work(kind, recordable=not kind.pattern), index=index)
+            extent = self.strategy.extent(index)
+            if remasked:  # more positions may wait than the schedule counts on
+                extent = extent._replace(rows=self.tokens.shape[1])
+            kind = _Kind(extent, self.observer.blocks_at(index), self.observer.keeps_pattern(index))
+            step = work(kind, recordable=not kind.pattern)
+            remasked = bool(self.remasked)
+            yield replace(step, index=index)
 
     @torch.no_grad()
     def _step(self, kind: _Kind) -> Step:
@@ -208,6 +213,7 @@ class _Denoising:
         proposal, confidence, finite = self._propose(hidden, eligible, kind.extent.rows)
         chosen = self.strategy.choose(confidence, eligible, self.positions, self.number, kind.extent.taken) & eligible
         self.tokens.copy_(torch.where(chosen, proposal, self.tokens))
+        self.remasked |= (chosen & (proposal == self.mask_id)).any()  # the mask token itself was placed
         self.done |= self.strategy.finished(self.tokens, self.number)
         self.number += 1
         step = Step(-1, self.tokens.clone(), confidence.masked_fill(~eligible, torch.nan), finite)
