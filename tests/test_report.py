@@ -579,20 +579,16 @@ def test_samples_can_be_picked(browser: Any, tmp_path: Path) -> None:
             assert count(page) == sinks.detect(run.samples[index].incoming(4, 2, 2), 0.5).sum()
 
 
-LONE = "a lone surrogate"  # escaped in JSON it can be read, but UTF-8 cannot hold it
-AWKWARD = ["a\nb", "\n\n", LONE, "🙂", "中", "<b>x</b>", "\t", "</script><script>window.hacked=1</script>"]
+AWKWARD = ["a\nb", "\n\n", "🙂", "中", "<b>x</b>", "\t", "</script><script>window.hacked=1</script>"]
 
 
 def test_awkward_tokens_are_shown_and_do_nothing(browser: Any, tmp_path: Path) -> None:
     incoming = planted(2, len(AWKWARD))
     run = run_of(tmp_path, incoming, tokens_text=AWKWARD, prompt_length=len(AWKWARD), model="<script>hacked=1</script>")
-    info = run.samples[0].folder / "sample.json"
-    info.write_text(info.read_text("utf-8").replace(LONE, "\\ud83d"), "utf-8")
-    run = Run(run.path)
     with opened(browser, report_of(tmp_path, run)) as page:
         ready(page)
         shown = page.locator(".tokens .token").all_text_contents()
-        assert shown == ["a↵b", "↵↵", "\\ud83d", "🙂", "中", "<b>x</b>", "⇥", AWKWARD[-1]]
+        assert shown == ["a↵b", "↵↵", "🙂", "中", "<b>x</b>", "⇥", AWKWARD[-1]]
         assert page.locator(".tokens br").count() == 3
         assert page.locator("h2").text_content() == "<script>hacked=1</script>, nothing blocked"
         assert page.evaluate("typeof hacked") == "undefined"
