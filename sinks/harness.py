@@ -30,7 +30,7 @@ from sinks.arguments import Settings
 from sinks.errors import InputError
 from sinks.masking import SinkMasking
 from sinks.models import LanguageModel
-from sinks.processes import processes
+from sinks.processes import processes, wait_for_everyone
 from sinks.samplers import denoise, lay_out
 
 _log = logging.getLogger(__name__)
@@ -168,12 +168,12 @@ class EvaluatedModel(TemplateLM):
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """Results of all processes, on ``dst``, in the order of a single one: documents went out in turn."""
-        everything = gather_object([obj])
-        self._everyones = sum(gather_object([self.counts]), Counter())
-        return [_in_turn(everything)] if self._rank == dst else None
+        everything = gather_object([(obj, self.counts)])
+        self._everyones = sum((counts for _, counts in everything), Counter())
+        return [_in_turn([found for found, _ in everything])] if self._rank == dst else None
 
     def barrier(self) -> None:
-        self.process.wait_for_everyone()
+        wait_for_everyone()
 
     # How a request is answered.
 
