@@ -3,7 +3,8 @@
     python benchmarks/generate.py --out generate.json
     python benchmarks/generate.py --length 2048 --steps 64
 
-"Stored" is what inference_model.py does: incoming attention of all layers and heads at every step, as safetensors.
+"Stored" is what inference_model.py does with one sample: incoming attention of all layers and heads at every step, as
+safetensors, on the disk and renamed when the clock stops. The run folder is opened before, as once in every run.
 The pattern dump copies every pattern as float16 to host memory and writes nothing; a few steps are timed and scaled up.
 """
 
@@ -48,16 +49,20 @@ def drain(steps: Iterator[object]) -> None:
         pass
 
 
-def stored(lm: LanguageModel, canvas: Canvas, sampling: Sampling, capture: Capture) -> None:
-    """The run of one sample, through the same code as the command line."""
+def one_sample(lm: LanguageModel, canvas: Canvas, sampling: Sampling, capture: Capture) -> Plan:
+    """The plan of a run, for the same code that the command line calls."""
     ids, spec = canvas.tokens[0, : canvas.prompt_lengths[0]].tolist(), lm.spec
     layout = Layout(
         sampling.steps, canvas.tokens.shape[1], range(spec.layers), range(spec.heads), spec.layers, spec.heads
     )
     prompt = Prompt("benchmark", "random tokens")
-    plan = Plan(Settings("benchmark"), [prompt], lm, sampling, capture, None, [ids], [layout])
+    return Plan(Settings("benchmark"), [prompt], lm, sampling, capture, None, [ids], [layout])
+
+
+def seconds_stored(plan: Plan) -> float:
     with TemporaryDirectory() as folder:
-        inference.fill(plan, inference.open_run(plan, Path(folder), None, ["benchmarks/generate.py"]))
+        launch = inference.open_run(plan, Path(folder), None, ["benchmarks/generate.py"])
+        return seconds(lambda: inference.fill(plan, launch))
 
 
 @torch.no_grad()
@@ -79,17 +84,18 @@ def main() -> None:
     lm = random_model(given.shape, given.attention, given.layers)
     lm.tokenizer = tokenizer_in(Path(MODELS["tiny"][1]), LLADA, False)
     (canvas, sampling), capture = start(lm, given.length, given.steps, given.temperature), Capture()
-    cases: dict[str, Callable[[], None]] = {
-        "plain loop": lambda: drain(plain_steps(lm, canvas.tokens, sampling)),
-        "ours": lambda: drain(denoise(lm, canvas, sampling)),
-        "ours, captured, not stored": lambda: drain(denoise(lm, canvas, sampling, capture)),
-        "ours, captured and stored": lambda: stored(lm, canvas, sampling, capture),
+    plan = one_sample(lm, canvas, sampling, capture)
+    cases: dict[str, Callable[[], float]] = {
+        "plain loop": lambda: seconds(lambda: drain(plain_steps(lm, canvas.tokens, sampling))),
+        "ours": lambda: seconds(lambda: drain(denoise(lm, canvas, sampling))),
+        "ours, captured, not stored": lambda: seconds(lambda: drain(denoise(lm, canvas, sampling, capture))),
+        "ours, captured and stored": lambda: seconds_stored(plan),
     }
     drain(islice(denoise(lm, canvas, sampling, capture), 3))  # warm-up: compilers and libraries
     times: dict[str, list[float]] = {name: [] for name in [*cases, "every pattern dumped (scaled up)"]}
     for _ in range(given.rounds):
         for name, case in cases.items():
-            times[name].append(seconds(case))
+            times[name].append(case())
         each = seconds(lambda: dumped(lm, canvas.tokens)) / DUMPED
         times["every pattern dumped (scaled up)"].append(each * sampling.steps)
     middle = {name: median(found) for name, found in times.items()}

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from sinks.errors import InputError
 
+_SYNC = 16 * 2**20  # bytes: what a stream may leave to be carried to the disk at its end
 _DTYPES = {"float16": "F16", "float32": "F32", "int16": "I16", "int32": "I32"}
 _REASONS = {
     errno.EACCES: "permission denied",
@@ -111,7 +112,8 @@ def check_links(folder: Path) -> None:
 class TensorStream:
     """A safetensors file whose tensors are filled slice by slice, so that memory holds one slice at a time.
 
-    Shapes and dtypes are fixed at the start; the file gets its name when the ``with`` block ends well.
+    Shapes and dtypes are fixed at the start; the file gets its name when the ``with`` block ends well. What was written
+    goes to the disk on the way, so that the end has not to wait for all of it.
 
     Args:
         path: the file to make.
@@ -125,6 +127,7 @@ class TensorStream:
         self._path = path
         self._tensors = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in tensors.items()}
         self._header, self._offsets = _lay_out(self._tensors, metadata)
+        self._pending = 0
 
     def __enter__(self) -> TensorStream:
         with explained("write", self._path):
@@ -147,6 +150,10 @@ class TensorStream:
         with explained("write", self._path):
             self._file.seek(self._offsets[name] + (index or 0) * data.nbytes)
             self._file.write(data.data)
+            self._pending += data.nbytes
+            if self._pending >= _SYNC:
+                _sync(self._file)
+                self._pending = 0
 
 
 def _lay_out(
@@ -166,7 +173,7 @@ def _lay_out(
 
 
 def _cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype == np.float16:
+    if dtype == np.float16 and values.dtype != dtype:
         limit = np.finfo(np.float16).max
         values = np.clip(values, -limit, limit)
     return np.ascontiguousarray(values, dtype=dtype.newbyteorder("<"))
@@ -177,8 +184,12 @@ def _replacing_file(path: Path) -> Iterator[BinaryIO]:
     """The same as an open file, which is on the disk before it gets its name."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
+        _sync(file)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager
