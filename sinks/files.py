@@ -141,7 +141,7 @@ class TensorStream:
             self._replacing.__exit__(*error)
 
     def put(self, name: str, values: NDArray[Any], index: int | None = None) -> None:
-        """Write ``tensors[name][index]``, or the whole tensor without an index; 16-bit floats saturate."""
+        """Write ``tensors[name][index]``, or the whole tensor without an index; wider floats saturate in 16 bits."""
         dtype, shape = self._tensors[name]
         expected = shape if index is None else shape[1:]
         if values.shape != expected:

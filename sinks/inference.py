@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -198,7 +198,7 @@ def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
         items = [plan.settings.offset + index for index in batch]
         with Background(partial(_write_step, writers, keep), _WAITING) as writing:
             for step in denoise(plan.lm, canvas, plan.sampling, plan.capture, plan.masking, items):
-                writing.put(on_host(step))
+                writing.put(on_host(_as_stored(step, plan.layouts[batch[0]].dtype)))
                 speed = _speed(plan, batch, step.index + 1, perf_counter() - started)
                 bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
                 bar.update()
@@ -212,7 +212,7 @@ def _write_step(writers: Sequence[SampleWriter], keep: Array, copied: tuple[Step
     step, event = copied
     if event is not None:
         event.synchronize()
-    for writer, arrays in zip(writers, _rows(step, keep, writers[0].layout.dtype), strict=True):
+    for writer, arrays in zip(writers, _rows(step, keep), strict=True):
         writer.step(step.index, **arrays)
 
 
@@ -221,11 +221,26 @@ def _speed(plan: Plan, batch: range, steps: int, seconds: float) -> float:
     return len(batch) * plan.sampling.gen_len * steps / plan.sampling.steps / seconds
 
 
-def _rows(step: Step, keep: Array, dtype: str) -> Iterator[dict[str, Any]]:
-    """What a step did, sample by sample, without padding; ``keep`` is (B, S) bool, ``dtype`` incoming attention's."""
-    tokens, confidence, blocked = _numpy(step.tokens), _numpy(step.confidence.float()), _numpy(step.blocked)
-    incoming = _numpy(step.incoming if dtype == "float32" else _half(step.incoming))
-    value_norm, patterns = _numpy(_half(step.value_norm)), _numpy(_half(step.patterns))
+def _as_stored(step: Step, dtype: str) -> Step:
+    """The step with values in the precision of the files, while they are still on the device.
+
+    There it costs nothing, and half as much is copied; the patterns are on the host already and are left to the writer.
+    """
+    incoming = step.incoming if dtype == "float32" else _half(step.incoming)
+    return replace(step, incoming=incoming, value_norm=_half(step.value_norm))
+
+
+def _half(values: Tensor | None) -> Tensor | None:
+    """float16, saturated."""
+    limit = torch.finfo(torch.float16).max
+    return None if values is None else values.clamp(-limit, limit).half()
+
+
+def _rows(step: Step, keep: Array) -> Iterator[dict[str, Any]]:
+    """What a step did, sample by sample, without padding; ``keep`` is (B, S) bool."""
+    tokens, confidence = _numpy(step.tokens), _numpy(step.confidence.float())
+    incoming, blocked = _numpy(step.incoming), _numpy(step.blocked)
+    value_norm, patterns = _numpy(step.value_norm), _numpy(_half(step.patterns))
     for row, valid in enumerate(keep):
         kept = slice(int(valid.argmax()), None)  # padding is on the left
         yield {
@@ -236,12 +251,6 @@ def _rows(step: Step, keep: Array, dtype: str) -> Iterator[dict[str, Any]]:
             "value_norm": None if value_norm is None else value_norm[:, row, :, kept],
             "pattern": None if patterns is None else _square(patterns[:, row], len(valid))[..., kept, kept],
         }
-
-
-def _half(values: Tensor | None) -> Tensor | None:
-    """float16, saturated; torch does this many times as fast as NumPy, and a step must be written while one runs."""
-    limit = torch.finfo(torch.float16).max
-    return None if values is None else values.clamp(-limit, limit).half()
 
 
 def _numpy(tensor: Tensor | None) -> Any:

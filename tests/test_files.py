@@ -32,10 +32,14 @@ def test_a_stream_is_a_safetensors_file(tmp_path_factory: pytest.TempPathFactory
             for row in reversed(range(len(value))):
                 stream.put(f"t{i}", value[row], row)
     read = load_file(path)
-    limit = np.finfo(np.float16).max
     for i, value in enumerate(values):
-        expected = np.clip(value, -limit, limit) if value.dtype == np.float16 else value
-        np.testing.assert_array_equal(read[f"t{i}"], expected)
+        np.testing.assert_array_equal(read[f"t{i}"], value)
+
+
+def test_a_stream_saturates_what_16_bits_cannot_hold(tmp_path: Path) -> None:
+    with TensorStream(tmp_path / "x", {"x": ("float16", (4,))}, {}) as stream:
+        stream.put("x", np.array([1e6, -np.inf, 65504.0, np.nan], np.float32))
+    np.testing.assert_array_equal(load_file(tmp_path / "x")["x"], np.array([65504, -65504, 65504, np.nan], np.float16))
 
 
 def test_a_stream_refuses_another_shape(tmp_path: Path) -> None:
