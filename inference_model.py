@@ -94,7 +94,8 @@ def main() -> None:
         inference.fill(planned, launch)
     except KeyboardInterrupt:
         if speaks:
-            print(f"\nstopped; go on with: python inference_model.py --resume {launch.folder}", file=sys.stderr)
+            trust = " --trust_remote_code" if settings.trust_remote_code else ""
+            print(f"\nstopped; go on with: python inference_model.py --resume {launch.folder}{trust}", file=sys.stderr)
         raise
     if speaks:
         summary = summarise(Run(launch.folder), settings.epsilon)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from sinks.errors import InputError
+from sinks.errors import InputError, is_whole
 from sinks.families import AUTOREGRESSIVE, FAMILIES, MODELS, Family, family_of
-from sinks.files import brief
+from sinks.files import brief, explained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 FILES = [*TOKENIZER_FILES, "*.safetensors"]
+_MOST_LAYERS = 10_000
+_MOST_PACKED = 8  # weights in one element of a tensor: quantised ones may be packed into int32
 
 
 def resolve(name: str, checkpoint: str | None = None) -> tuple[str | None, str]:
@@ -63,22 +67,53 @@ def folder_of(source: str, revision: str | None, patterns: list[str]) -> tuple[P
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.exists():
+        raise InputError(f"{folder} holds no config.json, so it is no checkpoint")
+    with explained("read", path):
+        data = path.read_bytes()
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} holds no config.json, so it is no checkpoint") from None
-    except OSError as error:
-        raise InputError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
+        config = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{folder / 'config.json'} is not valid JSON ({brief(error)})") from None
+        raise InputError(f"{path} is not valid JSON ({brief(error)})") from None
     if not isinstance(config, dict):
-        raise InputError(f"{folder / 'config.json'} must hold an object")
+        raise InputError(f"{path} must hold an object")
     names = config.get("architectures")
     if not isinstance(names, str | list | None) or not all(isinstance(name, str) for name in names or ()):
-        raise InputError(f"{folder / 'config.json'}: architectures is no list of strings")
+        raise InputError(f"{path}: architectures is no list of strings")
     if not isinstance(config.get("model_type"), str | None):
-        raise InputError(f"{folder / 'config.json'}: model_type is no string")
+        raise InputError(f"{path}: model_type is no string")
+    for part in (config, *(part for part in config.values() if isinstance(part, dict))):
+        for name, value in part.items():
+            if "layer" in name and is_whole(value) and value > _MOST_LAYERS:  # transformers would list all of them
+                raise InputError(f"{path}: {name} is {brief(value)}, more layers than any model has")
     return config
+
+
+def check_sizes(folder: Path, config: Any) -> None:
+    """InputError for a configuration of far more than the weights, before memory is taken for it.
+
+    Args:
+        config: of transformers, of a language model.
+    """
+    shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in _shapes(path)]
+    held = _MOST_PACKED * sum(prod(shape) for shape in shapes)
+    layers, width, heads = (_size(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    keys = max(heads, _size(config, "num_key_value_heads")) * max(_size(config, "head_dim"), width // max(heads, 1))
+    needed = width * max(_size(config, "vocab_size"), layers * max(keys, _size(config, "intermediate_size")))
+    if shapes and (layers > len(shapes) or needed > held):
+        raise InputError(f"{folder} does not fit its config.json, which describes a larger model than the weights are")
+
+
+def _size(config: Any, name: str) -> int:
+    size = getattr(config, name, None)
+    return size if isinstance(size, int) else 0
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    """Of all tensors in a safetensors file; their data are not read."""
+    with safe_open(path, framework="numpy") as file:
+        return [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 (not a mapping)
 
 
 def known_family(name: str | None, official: dict[str, Any], folder: Path) -> Family | None:

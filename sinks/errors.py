@@ -5,11 +5,19 @@ from __future__ import annotations
 from numbers import Integral, Real
 
 
+_LONGEST = 800  # letters of a message
+
+
 class InputError(ValueError):
     """Something the user gave cannot be used.
 
-    The message is complete as it stands: what was wrong, which values are allowed, what to do.
+    The message is complete as it stands: what was wrong, which values are allowed, what to do. It is one line that can
+    be printed, whatever the values in it are.
     """
+
+    def __str__(self) -> str:
+        text = "".join(letter if letter.isprintable() else " " for letter in super().__str__())
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 class NotFinite(InputError):

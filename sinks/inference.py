@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from sinks.background import Background
 from sinks.errors import InputError, NotFinite
-from sinks.files import ensure_memory, ensure_space, ensure_unused, existing_part, in_use
+from sinks.files import brief, ensure_memory, ensure_space, ensure_unused, existing_part, in_use
 from sinks.fitting import largest_batch
 from sinks.observer import Step, on_host
 from sinks.plan import Plan, Settings
@@ -121,8 +121,10 @@ def resumed_settings(folder: Path, given: dict[str, Any]) -> Settings:
     """The settings of a run, which may be repeated on the command line but not changed."""
     try:
         settings = Settings(**Run(folder).manifest["settings"])
-    except (KeyError, TypeError) as error:
-        raise InputError(f"the manifest of {folder} is damaged ({error}), so it cannot be resumed") from error
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError(f"the manifest of {folder} is damaged ({brief(error)}), so it cannot be resumed") from error
+    if settings.trust_remote_code and not given.get("trust_remote_code"):
+        raise InputError(f"{folder} was made by running code of its checkpoint: to do so, add --trust_remote_code")
     changed = [name for name, value in given.items() if value != getattr(settings, name)]
     if changed:
         was = ", ".join(f"{name}={getattr(settings, name)}" for name in changed)

@@ -15,6 +15,7 @@ from sinks import attention as seam
 from sinks import fused as fused  # is among the ways to compute attention from then on
 from sinks.checkpoints import (
     FILES,
+    check_sizes,
     folder_of,
     known_family,
     one_line,
@@ -23,8 +24,9 @@ from sinks.checkpoints import (
     resolve,
     tokenizer_in,
 )
-from sinks.errors import InputError
+from sinks.errors import InputError, is_whole
 from sinks.families import AUTOREGRESSIVE, Family
+from sinks.files import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -242,16 +244,14 @@ def _model(
         "device_map": device_map,
         "attn_implementation": seam.NAME,
         "output_loading_info": True,
+        "key_mapping": family.key_mapping or None if family else None,
     }
     with quiet(), one_line(f"cannot load {folder}"):
-        if family is None:
-            model_class: Any = AutoModelForCausalLM
-            common |= {"config": _autoregressive_config(folder)}
-        else:
-            model_class = family.model_class
-            common |= {"config": family.config(official), "key_mapping": family.key_mapping or None}
+        config = _autoregressive_config(folder) if family is None else family.config(official)
+        check_sizes(folder, config.get_text_config())
+        model_class: Any = AutoModelForCausalLM if family is None else family.model_class
         model, info = model_class.from_pretrained(
-            str(folder), use_safetensors=True, ignore_mismatched_sizes=True, **common
+            str(folder), config=config, use_safetensors=True, ignore_mismatched_sizes=True, **common
         )
     _check_complete(folder, info)
     return model.eval()
@@ -303,11 +303,11 @@ def _spec(
         "eot_token_id": tokens.get(turn_end) if turn_end else None,
         "pad_token_id": getattr(tokenizer, "pad_token_id", None),
     }
-    ids = {name: _first(given[name], official.get(name), from_tokenizer[name]) for name in given}
+    ids = {name: _first(name, given[name], official.get(name), from_tokenizer[name]) for name in given}
     mask = ids["mask_token_id"]
     if mask is not None and not (isinstance(mask, int) and 0 <= mask < config.vocab_size):
         raise InputError(f"mask_token_id {mask!r} is no id of this model's vocabulary of {config.vocab_size}")
-    ends = [ids["eos_token_id"], ids["eot_token_id"], *_list(model.generation_config.eos_token_id)]
+    ends = [ids["eos_token_id"], ids["eot_token_id"], *_list("eos_token_id", model.generation_config.eos_token_id)]
     return Spec(
         family=family.name if family else AUTOREGRESSIVE,
         shift=family.shift if family else "next",
@@ -321,10 +321,13 @@ def _spec(
     )
 
 
-def _first(*candidates: int | list[int] | None) -> int | None:
+def _first(name: str, *candidates: Any) -> int | None:
     """The first id that is named; of a list of ids the first."""
-    return next((token for candidate in candidates for token in _list(candidate)), None)
+    return next((token for candidate in candidates for token in _list(name, candidate)), None)
 
 
-def _list(ids: int | list[int] | None) -> list[int]:
-    return [] if ids is None else ids if isinstance(ids, list) else [ids]
+def _list(name: str, ids: Any) -> list[int]:
+    found = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    if not all(is_whole(token) and abs(token) < 2**31 for token in found):
+        raise InputError(f"{name} {brief(repr(ids))} is no id of a token; it must be a whole number")
+    return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from sinks import checkpoints, families, models
 from sinks.attention import Capture
 from sinks.commandline import parse_indices
 from sinks.detection import check_epsilon
-from sinks.errors import InputError, is_whole
+from sinks.errors import InputError, is_real, is_whole
+from sinks.files import brief
 from sinks.masking import SinkMasking
 from sinks.prompts import Prompt, load_prompts
 from sinks.runs import evenly_spaced
@@ -21,6 +23,7 @@ from sinks.writer import Layout
 PATTERNS = {"incoming": "none", "mean": "mean", "full": "full"}  # what --attention says, as Capture says it
 _COUNTS = ("num_samples", "gen_len", "steps", "block_len", "batch_size", "attention_steps")
 _SAMPLING = ("gen_len", "steps", "block_len", "temperature", "cfg_scale", "remasking", "seed")
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "left out"}
 _FAMILY_OPTIONS = ("top_p", "top_k", "alg_temp", "eps")
 
 
@@ -59,12 +62,15 @@ class Settings:
     mask_epsilon: float = 0.0
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name in _COUNTS:
             value = getattr(self, name)
             if value is None or (name == "batch_size" and value == "auto"):
                 continue
             if not is_whole(value) or value < 1:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
+        if self.attention not in PATTERNS:
+            raise InputError(f"attention {self.attention!r} is unknown; use one of {', '.join(PATTERNS)}")
         if self.offset < 0:
             raise InputError(f"offset is {self.offset}; it must be 0 or more")
         for name in ("epsilon", "mask_epsilon"):
@@ -73,6 +79,15 @@ class Settings:
             raise InputError("the prompt is empty")
         if self.prompt is not None and self.dataset is not None:
             raise InputError("give a prompt or a dataset, not both")
+
+    def _check_types(self) -> None:
+        """What is read from a manifest may be anything."""
+        for name, hint in get_type_hints(type(self)).items():
+            value, allowed = getattr(self, name), get_args(hint) or (hint,)
+            number = float in allowed and is_real(value)
+            if not (number or isinstance(value, allowed)) or (isinstance(value, bool) and bool not in allowed):
+                kinds = " or ".join(_KINDS[kind] for kind in allowed)
+                raise InputError(f"{name} is {brief(repr(value))}; it must be {kinds}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from sinks.errors import InputError, is_real, is_whole
@@ -113,10 +114,15 @@ def _check(s: Sampling) -> None:
             allowed += [name + SINK_MASKED for name in allowed]
         raise InputError(f"remasking {s.remasking!r} is unknown to {s.family}; use one of {', '.join(allowed)}")
     if s.gen_len % s.block_len:
-        raise InputError(f"gen_len {s.gen_len} is not divisible by block_len {s.block_len}")
+        raise InputError(
+            f"gen_len {s.gen_len} is not divisible by block_len {s.block_len}; use a multiple of block_len, or a "
+            f"block_len that divides gen_len, such as {gcd(s.gen_len, s.block_len)}"
+        )
     blocks = s.gen_len // s.block_len
     if s.steps % blocks:
-        raise InputError(f"steps {s.steps} is not divisible by the {blocks} blocks of gen_len/block_len")
+        raise InputError(
+            f"steps {s.steps} is not divisible by the {blocks} blocks of gen_len/block_len; use a multiple of {blocks}"
+        )
     _check_numbers(s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sinks.errors import is_whole
+from sinks.errors import is_real, is_whole
 from sinks.files import brief
 
 _MANIFEST = {
@@ -62,9 +62,15 @@ def sample_problem(info: Any) -> str | None:
         return "reference is neither a string nor null"
     if not info["tokens_text"] or not all(isinstance(text, str) for text in info["tokens_text"]):
         return "tokens_text is no list of strings"
+    if not _are_timings(info.get("timings", {})):
+        return "timings holds something other than numbers"
     if info["prompt_length"] > len(info["tokens_text"]):
         return f"prompt_length {brief(info['prompt_length'])} is more than there are tokens"
     return None
+
+
+def _are_timings(timings: Any) -> bool:
+    return isinstance(timings, dict) and all(is_real(value) and 0 <= value < 1e18 for value in timings.values())
 
 
 def tensor_problem(opened: Any, name: str) -> str | None:

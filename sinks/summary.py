@@ -87,9 +87,9 @@ def summarise(run: Run, epsilon: float = 3.0) -> Summary:
 
 
 def _speed(samples: Sequence[Sample], tokens: int) -> float:
-    """Tokens per second of computing; the samples of a batch share its seconds."""
-    timings = [sample.info["timings"] for sample in samples]
-    seconds = sum(timing["seconds"] / timing["samples_together"] for timing in timings)
+    """Tokens per second of computing, 0 where nobody took the time; the samples of a batch share its seconds."""
+    timings = [sample.info.get("timings", {}) for sample in samples]
+    seconds = sum(timing.get("seconds", 0) / max(timing.get("samples_together", 1), 1) for timing in timings)
     return tokens / seconds if seconds else 0.0
 
 

@@ -19,23 +19,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import setup_logging, simple_parse_args_string
-from scipy.stats import binomtest
-
 from sinks import arguments, checkpoints
 from sinks.attention import Capture
-from sinks.commandline import exits_cleanly
+from sinks.commandline import exits_cleanly, needs
 from sinks.diagnosis import sink_profile
 from sinks.errors import InputError
-from sinks.evaluation import read_preset
 from sinks.files import write_text
-from sinks.harness import EvaluatedModel
 from sinks.masking import SinkMasking
-from sinks.plotting import accuracy_by_k
 from sinks.processes import processes
 from sinks.samplers import collect, denoise, lay_out
+
+with needs("eval"):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import setup_logging, simple_parse_args_string
+    from scipy.stats import binomtest
+
+    from sinks.evaluation import read_preset
+    from sinks.harness import EvaluatedModel
+with needs("plots"):
+    from sinks.plotting import accuracy_by_k
 
 _log = logging.getLogger(__name__)
 

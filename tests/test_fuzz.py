@@ -10,6 +10,7 @@ import resource
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from functools import partial, reduce
 from itertools import product
 from operator import getitem
@@ -30,6 +31,8 @@ from sinks import statistics
 from sinks.answers import Answers
 from sinks.checkpoints import identify
 from sinks.errors import InputError
+from sinks.inference import resumed_settings
+from sinks.plan import Settings, plan
 from sinks.prompts import load_prompts
 from sinks.runs import Run, Sample, find_runs, update_states
 
@@ -199,6 +202,27 @@ def test_descriptions_of_samples(run: Path, count: int) -> None:
 
 
 @counted
+def test_settings_of_a_resumed_run(run: Path, count: int) -> None:
+    path = run / "manifest.json"
+    valid = json.loads(path.read_bytes()) | {"settings": {"model": "tiny"}}
+    full = asdict(Settings("tiny", gen_len=8, block_len=8, prompt="one?"))
+    known = [
+        valid | {"settings": full | {name: value}}
+        for name, value in product(full, [5, 0.5, "a\nb", [], {}, None, True])
+    ]
+    fuzz(path, documents(valid | {"settings": full}), lambda: plan(resumed_settings(run, {})), count, known)
+
+
+def test_a_stranger_does_not_have_us_run_code(run: Path) -> None:
+    path = run / "manifest.json"
+    settings = {"model": "tiny", "trust_remote_code": True}
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"settings": settings}))
+    with pytest.raises(InputError, match="add --trust_remote_code"):
+        resumed_settings(run, {})
+    assert resumed_settings(run, {"trust_remote_code": True}).trust_remote_code
+
+
+@counted
 def test_samples_that_failed(run: Path, count: int) -> None:
     (run / "sample_000" / "sample.json").unlink()
     path = run / "sample_000" / "failed.json"
@@ -283,14 +307,26 @@ def test_prompts(tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize("write", [write_llada, write_dream])
 def test_configurations(tmp_path: Path, write: Callable[..., Path], count: int) -> None:
     path = write(tmp_path / "model", layers=1, hidden=8, tokenizer=False) / "config.json"
+    valid = json.loads(path.read_bytes())
     known = [
+        *(valid | {name: size} for name in valid for size in (10**6, 10**12, 10**400, 0, -1)),
+        valid | {"eos_token_id": {}},
+        valid | {"eos_token_id": [1, "2"]},
+        valid | {"eos_token_id": 10**30},
         {"model_type": []},
         {"architectures": 5},
         {"model_type": "llada", "architectures": "a\nb"},
         {"model_type": "llada", "architectures": ["x" * 2000]},
     ]
-    contents = documents(json.loads(path.read_bytes()))
-    fuzz(path, contents, lambda: identify(str(path.parent)), count, [*known, *BROKEN])
+
+    def read() -> None:
+        with read_or_refused():
+            identify(str(path.parent))
+        sinks.load(str(path.parent), device="cpu")
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fuzz(path, documents(valid), read, count, [*known, *BROKEN])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
     path.unlink()
     path.mkdir()
     with pytest.raises(InputError, match="cannot read"):
