@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
-
 _LONGEST = 800  # letters of a message
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from logging.handlers import BufferingHandler
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -28,6 +29,8 @@ from sinks.files import explained, read_json, write_json
 from sinks.runs import Run, Sample, evenly_spaced
 from sinks.statistics import EPSILONS, Counts, Row, epsilon_for
 from sinks.text_axis import TextAxis
+
+_log = logging.getLogger(__name__)
 
 FPS = 8
 GIF_FRAMES = 48  # a GIF of all steps would be many times the film's size
@@ -84,14 +87,23 @@ def processes(count: int | None) -> AbstractContextManager[Executor | None]:
     return ProcessPoolExecutor(count, get_context("spawn"), initializer=_begin_process)
 
 
-def _draw_and_forget(job: Callable[[Path], object], path: Path) -> None:
-    """Figures refer to themselves, so that without a collection dozens of them would wait for one."""
+def _draw_and_forget(job: Callable[[Path], object], path: Path) -> list[str]:
+    """Draw in a process of the pool; returns the warnings, which would otherwise come from each process.
+
+    Figures refer to themselves, so that without a collection dozens of them would wait for one.
+    """
     job(path)
     gc.collect()
+    warnings = [record.getMessage() for record in _warnings.buffer]
+    _warnings.flush()
+    return warnings
+
+
+_warnings = BufferingHandler(capacity=1000)
 
 
 def _begin_process() -> None:
-    logging.basicConfig(format="%(message)s")
+    logging.getLogger().addHandler(_warnings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to handle
     Thread(target=_end_with_the_first_process, daemon=True).start()
 
@@ -115,11 +127,17 @@ def draw(jobs: Sequence[Job], since: int, pool: Executor | None) -> Iterator[Pat
     drawing = {pool.submit(_draw_and_forget, job, path): path for path, job in old.items()}
     try:
         for done in as_completed(drawing):
-            done.result()
+            for warning in done.result():
+                _warn_once(warning)
             yield drawing[done]
     finally:
         for waiting in drawing:
             waiting.cancel()
+
+
+@cache
+def _warn_once(warning: str) -> None:
+    _log.warning(warning)
 
 
 def drawn_since(folder: Path, settings: Mapping[str, Any], force: bool) -> int:

@@ -113,10 +113,16 @@ def test_other_settings_draw_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert of_sample.read_bytes() != b"mine"
 
 
-def test_several_processes_draw_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = (write_run(tmp_path / name, patterns="mean", pattern_steps=2) for name in ("one", "two"))
+def test_several_processes_draw_the_same_files_and_warn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = [*"abcdefghijk", "\u16a0\U0001d100\U00013000"]  # runes, music, hieroglyphs: all three are in few fonts
+    one, two = (
+        write_run(tmp_path / name, patterns="mean", pattern_steps=2, tokens_text=tokens) for name in ("one", "two")
+    )
     for run, count in ((one, "1"), (two, "2")):
         assert draw(monkeypatch, "tiny", run, "--layers", "0", "--no_video", "--processes", count) == 0
+    assert sum("no installed font" in record.message for record in caplog.records) <= 2  # once by each command
     files = sorted(path.relative_to(one) for path in (one / "plots").rglob("*.*"))
     assert len(files) > 20 and files == sorted(path.relative_to(two) for path in (two / "plots").rglob("*.*"))
     assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
