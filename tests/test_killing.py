@@ -42,6 +42,7 @@ def launch(
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
     def restrict() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests in the background of a shell hear none
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -136,13 +137,8 @@ def kill(trial: Trial, number: signal.Signals, wait: float, **options: Any) -> b
         process.send_signal(number)
     said = ended(process)
     trial.check()
-    if (
-        trial.run is not None
-        and in_time
-        and number in GENTLE
-        and "processes" not in options
-        and len(trial.done) < SAMPLES
-    ):
+    interrupted = trial.run is not None and in_time and len(trial.done) < SAMPLES
+    if trial.run is not None and interrupted and number in GENTLE and "processes" not in options:
         assert process.returncode == GENTLE[number], said
         assert "go on with: python inference_model.py --resume " in said and str(trial.run.name) in said
         assert list(trial.run.rglob("*.part")) == []

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -366,7 +367,8 @@ def test_a_stopped_command_leaves_nothing_behind(sent: signal.Signals, tmp_path:
     """Neither a half-written picture under its own name nor a process; the same command then goes on."""
     run = write_run(tmp_path, incoming=[planted(32, 60, 8, 8)])
     command = [sys.executable, plots_creation.__file__, "tiny", str(tmp_path), "--processes", "2"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which tests in the background would not
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear)
     while not list((run / "plots").glob("*/*.png")):
         assert process.poll() is None
         time.sleep(0.05)
