@@ -10,6 +10,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ class Answers:
         self.path, self.settings = path, settings
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self.database = sqlite3.connect(path, timeout=60, isolation_level=None)
-            self.database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+            with self._opened() as database:
+                database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
         except (OSError, sqlite3.Error) as error:
             raise InputError(
                 f"cannot use {path} for answers ({brief(error)}); give another --use_cache path"
             ) from error
+
+    def _opened(self) -> closing[sqlite3.Connection]:
+        """For one question each: it takes no time beside an answer, and nothing stays open."""
+        return closing(sqlite3.connect(self.path, timeout=60, isolation_level=None))
 
     def _key(self, kind: str, request: Sequence[Any]) -> str:
         text = json.dumps([self.settings, kind, list(request)], sort_keys=True, default=str)
@@ -39,7 +44,8 @@ class Answers:
     def get(self, kind: str, request: Sequence[Any]) -> Any | None:
         try:
             key = [self._key(kind, request)]
-            row = self.database.execute("SELECT answer FROM answers WHERE key = ?", key).fetchone()
+            with self._opened() as database:
+                row = database.execute("SELECT answer FROM answers WHERE key = ?", key).fetchone()
             return None if row is None else json.loads(row[0])
         except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
             raise InputError(
@@ -49,6 +55,7 @@ class Answers:
     def put(self, kind: str, request: Sequence[Any], answer: Any) -> None:
         values = [self._key(kind, request), json.dumps(answer)]
         try:
-            self.database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)
+            with self._opened() as database:
+                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)
         except sqlite3.Error as error:
             raise InputError(f"cannot keep answers in {self.path} ({brief(error)}); give another file") from error
