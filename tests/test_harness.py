@@ -302,7 +302,7 @@ def test_two_processes_give_the_answers_of_one(folders: dict[str, Path], tmp_pat
     logged = {}
     for name, launcher in {
         "one": [sys.executable],
-        "two": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"],
+        "two": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     }.items():
         done = _run([*launcher, "eval_llada.py", *options, "--output_path", str(tmp_path / name)])
         assert done.returncode == 0, done.stderr[-2000:]
