@@ -33,7 +33,7 @@ def resolve(name: str, checkpoint: str | None = None) -> tuple[str | None, str]:
     if name in MODELS:
         family, source = MODELS[name]
         return (family, source) if checkpoint is None else (family, checkpoint)
-    if checkpoint is None and not Path(name).exists() and "/" not in name:
+    if checkpoint is None and local(name) is None and "/" not in name:
         raise InputError(f"unknown model {name!r}; use one of {', '.join(MODELS)}, a folder, or a hub id (owner/name)")
     return None, checkpoint or name
 
@@ -51,10 +51,11 @@ def identify(name: str, family: str | None = None, revision: str | None = None) 
 
 def folder_of(source: str, revision: str | None, patterns: list[str]) -> tuple[Path, str | None]:
     """A local folder that holds the checkpoint, and the revision if it came from the hub."""
-    path = Path(source).expanduser()
-    if source and path.is_dir():
+    path = local(source)
+    if source and path is not None and path.is_dir():
+        _check_files(path)
         return path, None
-    if path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
+    if path is not None or source.startswith(("/", ".", "~")) or source.count("/") != 1:
         raise InputError(f"no checkpoint at {source}: give a folder with config.json and safetensors, or a hub id")
     try:
         snapshot = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
@@ -64,6 +65,22 @@ def folder_of(source: str, revision: str | None, patterns: list[str]) -> tuple[P
             "network, or give a local folder"
         ) from error
     return snapshot, snapshot.name
+
+
+def local(name: str) -> Path | None:
+    """What exists on this machine under a name."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, the home of nobody, no name for a file
+        return None
+
+
+def _check_files(folder: Path) -> None:
+    """InputError for a pipe or a device, which would be read without end; links to files are fine."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InputError(f"{path} is neither a file nor a folder, so {folder} is no checkpoint")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -140,8 +157,8 @@ def load_tokenizer(
 
 def fingerprint(name: str) -> str:
     """Changes when a local checkpoint is written anew; empty for one of the hub, which its revision tells apart."""
-    folder = Path(resolve(name)[1]).expanduser()
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    folder = local(resolve(name)[1])
+    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
 

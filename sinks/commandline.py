@@ -33,13 +33,16 @@ def parse_indices(name: str, text: str | Sequence[int] | None) -> list[int] | No
     if text is None or not isinstance(text, str):
         return None if text is None else list(text)
     found: list[int] = []
+    seen = set[int]()
     for part in text.replace(";", ",").split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or not int(first) <= int(last or first) < 10**6:
             raise InputError(f"{name} {text[:40]!r} cannot be read; write numbers and ranges like 0,3-5")
-        found += range(int(first), int(last or first) + 1)
-    if len(set(found)) < len(found):
-        raise InputError(f"{name} {text!r} names one of them twice")
+        numbers = range(int(first), int(last or first) + 1)
+        if not seen.isdisjoint(numbers):
+            raise InputError(f"{name} {text!r} names one of them twice")
+        seen.update(numbers)
+        found += numbers
     return found
 
 

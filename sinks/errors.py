@@ -29,5 +29,8 @@ def is_whole(value: object) -> bool:
 
 
 def is_real(value: object) -> bool:
-    """A number, of Python or NumPy."""
-    return isinstance(value, Real)
+    """A number, of Python or NumPy, that a float can hold."""
+    try:
+        return isinstance(value, Real) and isinstance(float(value), float)
+    except OverflowError:
+        return False

@@ -17,6 +17,7 @@ from lm_eval.utils import setup_logging
 
 from sinks import arguments, harness
 from sinks.errors import InputError
+from sinks.files import explained
 from sinks.processes import processes
 
 PRESETS = Path(__file__).parent / "presets"
@@ -36,7 +37,10 @@ def main(script: str) -> None:
     sys.argv[1:] = rest
     setup_logging()
     cli = HarnessCLI()
-    options = cli.parse_args()
+    try:
+        options = cli.parse_args()
+    except ValueError as error:
+        raise InputError(f"the options cannot be read: {error}; --help shows their form") from error
     if options.command != "run":
         return cli.execute(options)
     _complete(options, script, preset, own.use_cache)
@@ -105,6 +109,17 @@ def _complete(options: argparse.Namespace, script: str, preset: dict[str, Any], 
     options.device = options.model_args.pop("device", None) or getattr(options, "device", None) or "auto"
     if answers:
         options.model_args["answers"] = answers
+    if not isinstance(options.model_args.get("answers", ""), str):
+        raise InputError("answers in --model_args is no name of a file; --use_cache FILE gives one")
+    _ensure_results_can_be_written(getattr(options, "output_path", None))
+
+
+def _ensure_results_can_be_written(output_path: str | None) -> None:
+    """Before the first answer, for lm-eval only logs that it could not."""
+    if output_path is not None:
+        folder = Path(output_path).parent if Path(output_path).suffix == ".json" else Path(output_path)
+        with explained("create", folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
 
 def read_preset(name: str) -> dict[str, Any]:

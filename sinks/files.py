@@ -182,7 +182,7 @@ def _cast(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 @contextmanager
 def _replacing_file(path: Path) -> Iterator[BinaryIO]:
     """The same as an open file, which is on the disk before it gets its name."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("xb") as file:
         yield file
         _sync(file)
 
@@ -194,8 +194,12 @@ def _sync(file: BinaryIO) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which becomes it at the end and vanishes on an error."""
+    """A temporary path beside ``path``, which becomes it at the end and vanishes on an error.
+
+    What an interrupted attempt left there is removed first: were it a link, another file would be written.
+    """
     temporary = path.with_name(f".{path.name}.part")
+    temporary.unlink(missing_ok=True)
     try:
         yield temporary
         temporary.replace(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,11 +42,11 @@ _COPIES = 4 + _WAITING  # of the patterns at once: rows are joined, layers stack
 
 @dataclass(frozen=True)
 class Launch:
-    """An open run folder, the batches to do, and the part of its path that was there before it."""
+    """An open run folder, the batches to do, and of a new run the part of its path that was there before it."""
 
     folder: Path
     batches: list[range]
-    existing: Path
+    existing: Path | None
 
 
 def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence[str]) -> Launch:
@@ -62,7 +62,7 @@ def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence
             size = plan.settings.batch_size
             batches = cut_batches(len(plan.prompts), size if isinstance(size, int) else largest_batch(plan))
             folder = _create(plan, batches, runs_dir, command) if resumed is None else _reopen(plan, resumed)
-            outcome = [Launch(folder, unfinished(folder, batches), existing)]
+            outcome = [Launch(folder, unfinished(folder, batches), existing if resumed is None else None)]
         except InputError as error:
             outcome = [error]
     [result] = broadcast_object_list(outcome)
@@ -114,6 +114,11 @@ def _reopen(plan: Plan, folder: Path) -> Path:
     changed = [name for name, value in _reproducible(plan).items() if before.get(name) != value]
     if changed:
         raise InputError(f"{folder} cannot be resumed here: {', '.join(changed)} would not be the same")
+    if [sample["index"] for sample in before["samples"]] != list(range(len(plan.prompts))):
+        raise InputError(
+            f"the manifest of {folder} lists other samples than its settings name, so it cannot be resumed"
+        )
+    update_states(folder)  # also shows that the folder can be written, before anything is computed
     return folder
 
 
@@ -135,8 +140,9 @@ def resumed_settings(folder: Path, given: dict[str, Any]) -> Settings:
 def fill(plan: Plan, launch: Launch) -> None:
     """Generate this process's share of the batches into the folder.
 
-    An error before any sample is done removes the folder again; an interruption never does. A sample for which the
-    model computes no numbers is recorded as failed, and the others go on.
+    An error of a single process before any sample is done removes a new folder again; an interruption never does, and
+    of several processes another may be at work there. A sample for which the model computes no numbers is recorded as
+    failed, and the others go on.
 
     Raises:
         InputError: all samples failed.
@@ -149,7 +155,8 @@ def fill(plan: Plan, launch: Launch) -> None:
             for batch in mine:
                 _write_as_fits(plan, launch.folder, batch, bar)
     except Exception:
-        if not any(is_done(launch.folder, index) for index in range(len(plan.prompts))):
+        kept = any(is_done(launch.folder, index) for index in range(len(plan.prompts)))
+        if launch.existing is not None and state.num_processes == 1 and not kept:
             discard(launch.folder, launch.existing)
         raise
     wait_for_everyone()
@@ -192,11 +199,13 @@ def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
     keep = canvas.valid.cpu().numpy()
     tokens = canvas.tokens.cpu().numpy()
     bar.set_description(f"sample {batch[-1] + 1}/{len(plan.prompts)}")
+    # A batch is computed as a whole, so that it comes out the same; what it already left is not touched.
+    missing = {row: index for row, index in enumerate(batch) if not is_done(folder, index)}
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(SampleWriter(folder, index, plan.layouts[index], tokens[row, keep[row]]))
-            for row, index in enumerate(batch)
-        ]
+        writers = {
+            row: stack.enter_context(SampleWriter(folder, index, plan.layouts[index], tokens[row, keep[row]]))
+            for row, index in missing.items()
+        }
         items = [plan.settings.offset + index for index in batch]
         with Background(partial(_write_step, writers, keep), _WAITING) as writing:
             for step in denoise(plan.lm, canvas, plan.sampling, plan.capture, plan.masking, items):
@@ -206,16 +215,17 @@ def _write_batch(plan: Plan, folder: Path, batch: range, bar: Any) -> None:
                 bar.update()
         tokens = step.tokens.cpu().numpy()
         seconds = perf_counter() - started
-        for row, (index, writer) in enumerate(zip(batch, writers, strict=True)):
-            writer.finish(_describe(plan, index, tokens[row, keep[row]].tolist(), batch, seconds))
+        for row, writer in writers.items():
+            writer.finish(_describe(plan, batch[row], tokens[row, keep[row]].tolist(), batch, seconds))
 
 
-def _write_step(writers: Sequence[SampleWriter], keep: Array, copied: tuple[Step, torch.cuda.Event | None]) -> None:
+def _write_step(writers: Mapping[int, SampleWriter], keep: Array, copied: tuple[Step, torch.cuda.Event | None]) -> None:
     step, event = copied
     if event is not None:
         event.synchronize()
-    for writer, arrays in zip(writers, _rows(step, keep), strict=True):
-        writer.step(step.index, **arrays)
+    rows = list(_rows(step, keep))
+    for row, writer in writers.items():
+        writer.step(step.index, **rows[row])
 
 
 def _speed(plan: Plan, batch: range, steps: int, seconds: float) -> float:

@@ -94,11 +94,12 @@ class LanguageModel:
     def encode(self, text: str) -> list[int]:
         """A user's message as the ids of a prompt: the checkpoint's chat format if it has one, else plain text."""
         tokenizer = self._tokenizer()
-        if tokenizer.chat_template is None:
-            return tokenizer(text)["input_ids"]
-        messages = [{"role": "user", "content": text}]
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        with one_line(f"the tokenizer of {self.checkpoint} cannot be used"):
+            if tokenizer.chat_template is None:
+                return tokenizer(text)["input_ids"]
+            messages = [{"role": "user", "content": text}]
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, up to the first end token; ids below 0 are positions not written."""

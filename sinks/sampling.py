@@ -10,6 +10,7 @@ from sinks.errors import InputError, is_real, is_whole
 from sinks.families import AUTOREGRESSIVE
 
 SINK_MASKED = "_sink_masked"
+_MOST = 1_000_000  # of steps, tokens, …
 SYNONYMS = {
     "gen_length": "gen_len",
     "max_new_tokens": "gen_len",
@@ -98,9 +99,11 @@ def resolve(family: str, **settings: object) -> Sampling:
 
 
 def check_count(name: str, value: Any) -> None:
-    """InputError unless it is a whole number of 1 or more."""
+    """InputError unless it is a whole number of 1 or more, and not so large that nothing could be laid out."""
     if not is_whole(value) or value < 1:
         raise InputError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+    if value > _MOST:
+        raise InputError(f"{name} is {value}; it must be at most {_MOST:,}")
 
 
 def _check(s: Sampling) -> None:

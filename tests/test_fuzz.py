@@ -208,7 +208,7 @@ def test_settings_of_a_resumed_run(run: Path, count: int) -> None:
     full = asdict(Settings("tiny", gen_len=8, block_len=8, prompt="one?"))
     known = [
         valid | {"settings": full | {name: value}}
-        for name, value in product(full, [5, 0.5, "a\nb", [], {}, None, True])
+        for name, value in product(full, [5, 0.5, "a\nb", [], {}, None, True, 10**400, "0-999999," * 300])
     ]
     fuzz(path, documents(valid | {"settings": full}), lambda: plan(resumed_settings(run, {})), count, known)
 

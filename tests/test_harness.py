@@ -363,6 +363,7 @@ def test_print_config(folders: dict[str, Path], run_script: Callable[..., tuple[
     [
         (["--model_args", "model_path=nowhere/at/all"], "no checkpoint at nowhere/at/all"),
         (["--model_args", "gen_length=8"], "no model was given"),
+        (["--model_args", "{bad"], "the options cannot be read"),
         (["--model_args", "model_path=LLADA,speed=9"], "unknown model_args: speed"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--tasks", "nonsense"], "Tasks not found: nonsense"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--device", "cuda"], "torch sees no CUDA device"),
@@ -371,6 +372,12 @@ def test_print_config(folders: dict[str, Path], run_script: Callable[..., tuple[
         (["--model_args", "model_path=LLADA,gen_length=8", "--limit", "0"], "--limit 0.0 leaves nothing to answer"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--gen_kwargs", "temperature=1"], "--gen_kwargs has no"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--log_samples"], "Specify --output_path"),
+        (
+            ["--model_args", "model_path=LLADA,gen_length=8", "--output_path", "/dev/null/x"],
+            "cannot create /dev/null/x",
+        ),
+        (["--model_args", "model_path=LLADA,gen_length=8,answers=5"], "answers in --model_args is no name of a file"),
+        (["--model_args", f"model_path=LLADA,sink_top_k=1,sink_epsilon={'9' * 400}"], "epsilon"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--apply_chat_template"], "has no chat template"),
         (["--model", "hf", "--model_args", "model_path=LLADA"], "--model hf is not for this script; use llada_dist"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--tasks", "humaneval_local"], "confirm_run_unsafe_code"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -339,6 +340,31 @@ def test_a_mask_id_outside_the_vocabulary(mask: object, tmp_path: Path) -> None:
 
 
 # What is no checkpoint
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ 1/0 }}", "{{ raise_exception('no') }}", 5, []])
+def test_a_chat_template_that_fails(template: object, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"chat_template": template}))
+    with pytest.raises(InputError, match="tokenizer of"):
+        sinks.load(str(folder), device="cpu").encode("a b c")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_a_pipe_does_not_stall(name: str, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(folder, "neither a file nor a folder")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 300, "/" + "x" * 300, "a\0b/c"])
+def test_names_of_no_file(name: str) -> None:
+    with pytest.raises(InputError):
+        sinks.load(name, device="cpu")
+    with pytest.raises(InputError):
+        sinks.load("tiny", name, device="cpu")
 
 
 def test_unknown_names_list_the_known_ones() -> None:
