@@ -163,8 +163,8 @@ if __name__ == "__main__":
     if MODEL.startswith("tiny"):
         torch.set_num_threads(1)  # more do not speed up so small a model, and stall it on a busy machine
     planned = plan(settings)
-    launch = inference.open_run(planned, folder, None, ["attention_various_datasets.py"])
-    inference.fill(planned, launch)
+    with inference.open_run(planned, folder, None, ["attention_various_datasets.py"]) as launch:
+        inference.fill(planned, launch)
     run = sinks.Run(launch.folder)
     del planned  # and with it the model
 

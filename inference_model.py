@@ -84,19 +84,19 @@ def main() -> None:
         raise InputError(f"name a MODEL: {', '.join(MODELS)}, a folder, or a hub id")
     settings = Settings(**given) if resumed is None else inference.resumed_settings(resumed, given)
     planned = plan(settings, own_device(settings.device))
-    launch = inference.open_run(planned, runs_dir, resumed, sys.argv)
-
     speaks = processes().is_main_process
-    if speaks:
-        samples, steps = len(planned.prompts), planned.sampling.steps
-        print(f"{launch.folder}: samples {samples}, steps {steps}, on the disk {gib(planned.nbytes)}")
-    try:
-        inference.fill(planned, launch)
-    except KeyboardInterrupt:
+    with inference.open_run(planned, runs_dir, resumed, sys.argv) as launch:
         if speaks:
-            trust = " --trust_remote_code" if settings.trust_remote_code else ""
-            print(f"\nstopped; go on with: python inference_model.py --resume {launch.folder}{trust}", file=sys.stderr)
-        raise
+            samples, steps = len(planned.prompts), planned.sampling.steps
+            print(f"{launch.folder}: samples {samples}, steps {steps}, on the disk {gib(planned.nbytes)}")
+        try:
+            inference.fill(planned, launch)
+        except KeyboardInterrupt:
+            if speaks:
+                trust = " --trust_remote_code" if settings.trust_remote_code else ""
+                resume = f"python inference_model.py --resume {launch.folder}{trust}"
+                print(f"\nstopped; go on with: {resume}", file=sys.stderr)
+            raise
     if speaks:
         summary = summarise(Run(launch.folder), settings.epsilon)
         print(f"run             {launch.folder}", *summary.lines(), sep="\n")

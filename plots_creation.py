@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,6 +20,7 @@ from sinks import statistics
 from sinks.commandline import Parser, exits_cleanly, needs, parse_indices
 from sinks.detection import check_epsilon
 from sinks.errors import InputError
+from sinks.files import alone_in, explained
 from sinks.report import write_report
 from sinks.runs import Run, Sample, run_folders
 
@@ -202,11 +204,18 @@ def draw_and_report(
     run: Run, samples: Sequence[Sample], options: Options, pool: Executor | None, report: bool, other: Run | None
 ) -> int:
     """Returns how many samples could not be read."""
-    whole = draw_run(run, samples, options, pool)
-    broken = len(samples) - len(whole)
-    if whole:
-        print(f"plots           {run.path / 'plots'}")
-        broken += report_run(run, whole, options.epsilon, other) if report else 0
+    folder = run.path / "plots"
+    with explained("create", folder):
+        folder.mkdir(exist_ok=True)
+    with alone_in(folder):
+        whole = draw_run(run, samples, options, pool)
+        broken = len(samples) - len(whole)
+        if whole:
+            print(f"plots           {folder}")
+            broken += report_run(run, whole, options.epsilon, other) if report else 0
+        else:
+            with suppress(OSError):  # figures of another time
+                folder.rmdir()
     return broken
 
 

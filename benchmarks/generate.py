@@ -60,8 +60,8 @@ def one_sample(lm: LanguageModel, canvas: Canvas, sampling: Sampling, capture: C
 
 
 def seconds_stored(plan: Plan) -> float:
-    with TemporaryDirectory() as folder:
-        launch = inference.open_run(plan, Path(folder), None, ["benchmarks/generate.py"])
+    command = ["benchmarks/generate.py"]
+    with TemporaryDirectory() as folder, inference.open_run(plan, Path(folder), None, command) as launch:
         return seconds(lambda: inference.fill(plan, launch))
 
 

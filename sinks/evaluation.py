@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lm_eval.utils import setup_logging
 
 from sinks import arguments, harness
 from sinks.errors import InputError
-from sinks.files import explained
+from sinks.files import brief, explained
 from sinks.processes import processes
 
 PRESETS = Path(__file__).parent / "presets"
@@ -37,10 +38,7 @@ def main(script: str) -> None:
     sys.argv[1:] = rest
     setup_logging()
     cli = HarnessCLI()
-    try:
-        options = cli.parse_args()
-    except ValueError as error:
-        raise InputError(f"the options cannot be read: {error}; --help shows their form") from error
+    options = _parse(cli)
     if options.command != "run":
         return cli.execute(options)
     _complete(options, script, preset, own.use_cache)
@@ -87,6 +85,19 @@ def _own_options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--print_config", action="store_true")
     parser.add_argument("--use_cache", "-c")
     return parser.parse_known_args()
+
+
+def _parse(cli: HarnessCLI) -> argparse.Namespace:
+    """lm-eval's options; of what it says of bad ones, the lines on their usage are left out."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return cli.parse_args()
+    except (SystemExit, ValueError) as error:
+        if isinstance(error, SystemExit) and not error.code:  # --help
+            raise
+        problem = said.getvalue().rpartition("error: ")[2] if isinstance(error, SystemExit) else error
+        raise InputError(f"the options cannot be read: {brief(problem)}; --help shows their form") from error
 
 
 def _complete(options: argparse.Namespace, script: str, preset: dict[str, Any], answers: str | None) -> None:

@@ -7,8 +7,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -211,7 +212,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Have :func:`ensure_unused` refuse ``folder``. Several processes may use it at once; a killed one does not."""
+    """Have :func:`alone_in` refuse ``folder``. Several processes may use it at once; a killed one does not."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a network disk may know no locks
@@ -221,15 +222,25 @@ def in_use(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def ensure_unused(folder: Path) -> None:
-    """Refuse when another process is at work in ``folder``."""
+@contextmanager
+def alone_in(folder: Path) -> Iterator[Callable[[], None]]:
+    """Refuse when another process is at work in ``folder``; until the end others are refused, or wait in ``in_use``.
+
+    The function that it gives lets the latter in.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
+
+    def lock(kind: int) -> None:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder} is being filled by another process; wait for it or stop it first") from None
+        except OSError:  # a network disk may know no locks
+            pass
+
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"{folder} is being filled by another process; wait for it or stop it first") from None
-    except OSError:  # a network disk may know no locks
-        pass
+        lock(fcntl.LOCK_EX)
+        yield partial(lock, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 

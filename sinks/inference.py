@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from sinks.background import Background
 from sinks.errors import InputError, NotFinite
-from sinks.files import brief, ensure_memory, ensure_space, ensure_unused, existing_part, in_use
+from sinks.files import alone_in, brief, ensure_memory, ensure_space, existing_part, in_use
 from sinks.fitting import largest_batch
 from sinks.observer import Step, on_host
 from sinks.plan import Plan, Settings
@@ -49,27 +49,39 @@ class Launch:
     existing: Path | None
 
 
-def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence[str]) -> Launch:
+@contextmanager
+def open_run(plan: Plan, runs_dir: Path, resumed: Path | None, command: Sequence[str]) -> Iterator[Launch]:
     """The folder of this launch and the batches to do; decided by the first process, told to the others.
+
+    Until the block ends, no other launch can open the folder.
 
     Raises:
         InputError: no space or no right to write; a resumed run that this launch would not continue.
     """
     outcome: list[Any] = [None]
-    if processes().is_main_process:
-        try:
-            existing = existing_part(runs_dir)
-            size = plan.settings.batch_size
-            batches = cut_batches(len(plan.prompts), size if isinstance(size, int) else largest_batch(plan))
-            folder = _create(plan, batches, runs_dir, command) if resumed is None else _reopen(plan, resumed)
-            outcome = [Launch(folder, unfinished(folder, batches), existing if resumed is None else None)]
-        except InputError as error:
-            outcome = [error]
-    [result] = broadcast_object_list(outcome)
-    if isinstance(result, InputError):
-        raise result
-    assert isinstance(result, Launch)
-    return result
+    with ExitStack() as held:
+        if processes().is_main_process:
+            try:
+                existing = existing_part(runs_dir)
+                size = plan.settings.batch_size
+                batches = cut_batches(len(plan.prompts), size if isinstance(size, int) else largest_batch(plan))
+                folder = resumed or _create(plan, batches, runs_dir, command)
+                let_others_in = held.enter_context(alone_in(folder))
+                if resumed is not None:
+                    _check_resumable(plan, folder)
+                    update_states(folder)  # also shows that the folder can be written, before anything is computed
+                outcome = [Launch(folder, unfinished(folder, batches), existing if resumed is None else None)]
+            except InputError as error:
+                outcome = [error]
+        [result] = broadcast_object_list(outcome)
+        if isinstance(result, InputError):
+            raise result
+        assert isinstance(result, Launch)
+        if processes().is_main_process:
+            let_others_in()
+        else:
+            held.enter_context(in_use(result.folder))
+        yield result
 
 
 def _create(plan: Plan, batches: Sequence[range], runs_dir: Path, command: Sequence[str]) -> Path:
@@ -108,9 +120,8 @@ def _reproducible(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _reopen(plan: Plan, folder: Path) -> Path:
+def _check_resumable(plan: Plan, folder: Path) -> None:
     before = Run(folder).manifest
-    ensure_unused(folder)
     changed = [name for name, value in _reproducible(plan).items() if before.get(name) != value]
     if changed:
         raise InputError(f"{folder} cannot be resumed here: {', '.join(changed)} would not be the same")
@@ -118,8 +129,6 @@ def _reopen(plan: Plan, folder: Path) -> Path:
         raise InputError(
             f"the manifest of {folder} lists other samples than its settings name, so it cannot be resumed"
         )
-    update_states(folder)  # also shows that the folder can be written, before anything is computed
-    return folder
 
 
 def resumed_settings(folder: Path, given: dict[str, Any]) -> Settings:
@@ -151,7 +160,7 @@ def fill(plan: Plan, launch: Launch) -> None:
     mine = launch.batches[state.process_index :: state.num_processes]
     try:
         steps = len(mine) * plan.sampling.steps
-        with in_use(launch.folder), tqdm(total=steps, unit="step", disable=not state.is_main_process) as bar:
+        with tqdm(total=steps, unit="step", disable=not state.is_main_process) as bar:
             for batch in mine:
                 _write_as_fits(plan, launch.folder, batch, bar)
     except Exception:

@@ -37,7 +37,7 @@ def explored(few: int, many: int) -> pytest.MarkDecorator:
 def explore(check: Callable[..., None], examples: int, **strategies: st.SearchStrategy[Any]) -> None:
     """Call ``check`` with that many cases, the same at every run."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    rules = settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=slow)
+    rules = settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=slow)
     rules(given(**strategies)(check))()
 
 

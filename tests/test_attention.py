@@ -126,7 +126,7 @@ def column_sums(problem: Problem, measure: Measure) -> Tensor:
     return weights[:, :, -1] if measure.last_query else weights.sum(-2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problem=problems(), chunk_bytes=st.sampled_from([1, 200, 1000, 2**25]))
 def test_every_path_computes_the_definition(problem: Problem, chunk_bytes: int) -> None:
     output, pattern, _ = oracle(problem)
@@ -142,7 +142,7 @@ def test_every_path_computes_the_definition(problem: Problem, chunk_bytes: int) 
             assert (seen.columns[measure] - column_sums(problem, measure)).abs().max() < 2e-5
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problem=problems(), chunk_bytes=st.sampled_from([1, 200, 2**25]))
 def test_patterns_share_out_what_every_query_has(problem: Problem, chunk_bytes: int) -> None:
     _, seen = problem.run("chunked", chunk_bytes)
@@ -158,7 +158,7 @@ def test_patterns_share_out_what_every_query_has(problem: Problem, chunk_bytes: 
         assert (after[problem.blocked] == 0).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problem=problems())
 def test_watching_and_asking_for_less_change_no_output(problem: Problem) -> None:
     blocked = None if problem.blocked is None else problem.blocked[None]

@@ -73,7 +73,7 @@ def captures(draw: st.DrawFn) -> tuple[list[list[float]], list[list[bool]]]:
     return incoming, draw(st.lists(flags, min_size=rows, max_size=rows))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     capture=captures(),
     epsilon=st.floats(0, 0.99),
@@ -96,7 +96,7 @@ def test_numpy_and_torch_agree_with_plain_python(
         assert isinstance(found, type(make(array)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(capture=captures(), epsilon=st.floats(0, 5), shape=st.permutations([1, 2, 1]))
 def test_every_row_is_judged_on_its_own(
     capture: tuple[list[list[float]], list[list[bool]]], epsilon: float, shape: list[int]

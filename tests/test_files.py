@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from sinks import files
 from sinks.errors import InputError
-from sinks.files import TensorStream, ensure_space, read_json, write_json
+from sinks.files import TensorStream, alone_in, ensure_space, in_use, read_json, write_json
 
 
 @given(
@@ -57,6 +57,20 @@ def test_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_space(tmp_path / "not" / "yet", 2**30)
     with pytest.raises(InputError, match=r"needs 97\.000 GiB, but .* has 1\.000 GiB free"):
         ensure_space(tmp_path / "not" / "yet", 97 * 2**30)
+
+
+def test_a_folder_has_one_launch(tmp_path: Path) -> None:
+    refused = pytest.raises(InputError, match="is being filled by another process")
+    with alone_in(tmp_path) as let_others_in:
+        with refused, alone_in(tmp_path):
+            pass
+        let_others_in()
+        with in_use(tmp_path), refused, alone_in(tmp_path):
+            pass
+    with in_use(tmp_path), refused, alone_in(tmp_path):  # the first process of a launch died, another lives
+        pass
+    with alone_in(tmp_path):
+        pass
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def fuzz(path: Path, contents: st.SearchStrategy[bytes], read: Callable[[], Any]
 
     for content in known:
         check(content)
-    settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))(given(contents)(check))()
+    settings(max_examples=count, suppress_health_check=list(HealthCheck))(given(contents)(check))()
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -364,6 +364,8 @@ def test_print_config(folders: dict[str, Path], run_script: Callable[..., tuple[
         (["--model_args", "model_path=nowhere/at/all"], "no checkpoint at nowhere/at/all"),
         (["--model_args", "gen_length=8"], "no model was given"),
         (["--model_args", "{bad"], "the options cannot be read"),
+        (["--model_args", "gen_length"], "the options cannot be read: argument --model_args"),
+        (["--no_such_option"], "the options cannot be read: unrecognized arguments: --no_such_option"),
         (["--model_args", "model_path=LLADA,speed=9"], "unknown model_args: speed"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--tasks", "nonsense"], "Tasks not found: nonsense"),
         (["--model_args", "model_path=LLADA,gen_length=8", "--device", "cuda"], "torch sees no CUDA device"),

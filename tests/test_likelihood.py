@@ -29,7 +29,7 @@ def replaced(lm: LanguageModel, logits: Any) -> LanguageModel:
 
 
 @pytest.mark.parametrize("kind", ["llada", "mmada"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     prompt=st.integers(0, 4),
     target=st.integers(1, 7),
@@ -48,7 +48,7 @@ def test_equal_probabilities_give_an_exact_value(
 
 
 @pytest.mark.parametrize("log_type", ["ftb", "btf"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(prompt=st.integers(1, 5), target=st.integers(1, 5), batch=st.integers(1, 7))
 def test_token_by_token_adds_up_every_token_once(log_type: str, prompt: int, target: int, batch: int) -> None:
     uniform = replaced(tiny("dream"), lambda ids: torch.zeros(*ids.shape, 64))

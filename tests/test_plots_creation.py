@@ -25,6 +25,7 @@ import plots_creation
 from sinks import statistics
 from sinks.detection import detect
 from sinks.errors import InputError
+from sinks.files import alone_in
 from sinks.runs import Run
 
 
@@ -360,6 +361,18 @@ def test_a_single_step_and_a_single_token(tmp_path: Path, monkeypatch: pytest.Mo
     assert draw(monkeypatch, "tiny", tmp_path, "--no_video") == 0
     [head] = rows(run / "plots" / "heads.csv")
     assert head["sinks_per_step"] == "0" and head["displacement_per_step"] == "" and head["dwell_steps"] == ""
+
+
+def test_two_commands_do_not_draw_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path)
+    (run / "plots").mkdir()
+    with alone_in(run / "plots"):
+        assert draw(monkeypatch, "tiny", tmp_path, "--no_video") == 2
+    assert f"error: {run / 'plots'} is being filled by another process" in capsys.readouterr().err
+    assert not list((run / "plots").iterdir())
+    assert draw(monkeypatch, "tiny", tmp_path, "--no_video") == 0
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])

@@ -50,7 +50,7 @@ def fill(strategy: Remasking, masked: Tensor, steps: int, confidence: Tensor) ->
     return filled
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(blocks=st.integers(1, 4), block_len=st.integers(1, 9), per_block=st.integers(1, 12), prompt=st.integers(0, 3))
 def test_a_block_is_shared_out_over_its_steps(blocks: int, block_len: int, per_block: int, prompt: int) -> None:
     """floor(m / s) tokens at each step, one more in the first m mod s, from left to right block by block."""
@@ -113,7 +113,7 @@ def dream_law(masks: int, steps: int, eps: float) -> list[int]:
     return counts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     masks=st.lists(st.integers(0, 40), min_size=1, max_size=3),
     steps=st.integers(1, 50),

@@ -89,7 +89,7 @@ def test_items_are_one_per_row(count: int) -> None:
         sinks.generate(tiny(), text(2, 3), items=list(range(count)), **short("llada"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     case=st.sampled_from([pair for pair in EVERY_WAY if pair[0] in DIFFUSION]),
     masked=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2),

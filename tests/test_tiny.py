@@ -176,7 +176,7 @@ def test_problems_need_the_standard_library_alone() -> None:
 
 
 @given(st.text())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     tokenizer = core()
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text

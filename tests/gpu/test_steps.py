@@ -125,6 +125,6 @@ def test_the_largest_batch_fits_and_a_larger_one_goes_on_in_halves(
     really = fitting._fits
     monkeypatch.setattr(fitting, "_fits", lambda of, samples: len(samples) <= 2 and really(of, samples))
     assert fitting.largest_batch(planned) == 1  # 6, 3, 1
-    launch = inference.open_run(planned, tmp_path / "runs", None, [])
-    inference.fill(planned, launch)
+    with inference.open_run(planned, tmp_path / "runs", None, []) as launch:
+        inference.fill(planned, launch)
     assert len(Run(launch.folder).samples) == 6
